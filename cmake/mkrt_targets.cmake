@@ -1,0 +1,59 @@
+# Functions that every folder's CMakeLists.txt uses to declare its targets, so that flags live in one place.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_C_STANDARD 11)
+set(CMAKE_C_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_C_VISIBILITY_PRESET hidden)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+find_program(MKRT_CCACHE ccache)
+if(MKRT_CCACHE)
+  set(CMAKE_C_COMPILER_LAUNCHER ${MKRT_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${MKRT_CCACHE})
+endif()
+find_package(Threads REQUIRED)
+
+# What every target of ours is compiled with.
+add_library(mkrt_flags INTERFACE)
+target_include_directories(mkrt_flags INTERFACE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src"
+                                                "${PROJECT_BINARY_DIR}/generated")
+target_compile_options(mkrt_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow $<$<BOOL:${MKRT_WERROR}>:-Werror>)
+target_link_libraries(mkrt_flags INTERFACE Threads::Threads)
+if(MKRT_SANITIZE)
+  target_compile_options(mkrt_flags INTERFACE -fsanitize=${MKRT_SANITIZE} -fno-omit-frame-pointer -g)
+  target_link_options(mkrt_flags INTERFACE -fsanitize=${MKRT_SANITIZE})
+endif()
+
+# mkrt_component(NAME SOURCES file... [DEPENDS component...]): one folder of the runtime as a static library of hidden
+# symbols. `src/CMakeLists.txt` joins the runtime's components into the library that hosts link.
+function(mkrt_component name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;DEPENDS")
+  add_library(mkrt_${name} STATIC ${arg_SOURCES})
+  target_link_libraries(mkrt_${name} PUBLIC mkrt_flags)
+  foreach(dependency IN LISTS arg_DEPENDS)
+    target_link_libraries(mkrt_${name} PUBLIC mkrt_${dependency})
+  endforeach()
+endfunction()
+
+# mkrt_test(NAME SOURCES file... [DEPENDS component...] [LABELS label...]): a doctest program and its CTest entry.
+function(mkrt_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;DEPENDS;LABELS")
+  add_executable(${name} ${arg_SOURCES} "${PROJECT_SOURCE_DIR}/tests/doctest_main.cpp")
+  target_link_libraries(${name} PRIVATE mkrt_flags)
+  foreach(dependency IN LISTS arg_DEPENDS)
+    target_link_libraries(${name} PRIVATE mkrt_${dependency})
+  endforeach()
+  target_compile_definitions(${name} PRIVATE MKRT_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data"
+                                             MKRT_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  add_test(NAME ${name} COMMAND ${name})
+  if(arg_LABELS)
+    set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}")
+  endif()
+endfunction()

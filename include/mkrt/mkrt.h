@@ -1,0 +1,453 @@
+/* mkrt: the megakernel runtime. Public C interface.
+ *
+ * SPDX-License-Identifier: MIT
+ *
+ * mkrt runs a whole neural network as one persistent kernel inside your program. This header is everything that a
+ * host application needs; `include/mkrt/README.md` is the guide, `mkrt.hpp` wraps it for C++.
+ *
+ * The objects, each made from the one before:
+ *
+ *     mkrt_runtime  ->  mkrt_mesh (devices)  \
+ *                   ->  mkrt_program (package) -> mkrt_executable -> mkrt_session -> mkrt_execute
+ *
+ * Rules that hold for every function:
+ *  - Inputs come first, outputs last and are named `out_...`. `out_error` may always be NULL.
+ *  - The result is MKRT_OK (0) or a status whose value never changes between releases. On failure no output except
+ *    `*out_error` is written and nothing that the call had taken is kept.
+ *  - Every struct starts with `struct_size`, which the caller sets to `sizeof` of the struct that it was compiled
+ *    with. A size that this library does not know is MKRT_ERROR_STRUCT_SIZE. A field that is zero means its default.
+ *    A `next` chain holds extensions; one that this library does not know is MKRT_ERROR_EXTENSION.
+ *  - Objects may be destroyed in any order: an object keeps what it was made from alive. Destroying NULL does nothing.
+ *    A handle used after its destruction is reported as MKRT_ERROR_HANDLE for the last 256 destroyed handles of each
+ *    runtime; older ones must not be used.
+ *  - Threads: functions on one runtime, mesh, program or executable may be called from any thread at any time, except
+ *    that destroying a handle must not overlap with another call on the same handle. A session belongs to one thread
+ *    at a time, except for mkrt_session_query, mkrt_session_wait and mkrt_session_cancel, which any thread may call.
+ *  - Strings are UTF-8 and end with a zero byte. Returned strings belong to the object that they were asked of.
+ *  - The library never throws, aborts, exits, prints, installs handlers, or changes locale or environment. It creates
+ *    threads only for a mesh with host ranks: as many as the mesh was asked to have.
+ */
+#ifndef MKRT_MKRT_H_
+#define MKRT_MKRT_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(MKRT_STATIC)
+#define MKRT_API
+#elif defined(_WIN32)
+#if defined(MKRT_BUILDING)
+#define MKRT_API __declspec(dllexport)
+#else
+#define MKRT_API __declspec(dllimport)
+#endif
+#else
+#define MKRT_API __attribute__((visibility("default")))
+#endif
+
+/* Version of this header: major * 1000000 + minor * 1000 + patch. Libraries of one major version are compatible. */
+#define MKRT_VERSION 1000
+
+/* ---------------------------------------------------------------------------------------------------------------- */
+/* Status codes                                                                                                     */
+/* ---------------------------------------------------------------------------------------------------------------- */
+
+/* The result of a call. Since 0.1. */
+typedef int32_t mkrt_status;
+enum {
+  MKRT_OK = 0,
+  /* An argument is NULL, out of range, or contradicts another one. */
+  MKRT_ERROR_ARGUMENT = 1,
+  /* `struct_size` is not one that this library knows. */
+  MKRT_ERROR_STRUCT_SIZE = 2,
+  /* An entry of a `next` chain is not known. */
+  MKRT_ERROR_EXTENSION = 3,
+  /* A handle is NULL, of another type, or was destroyed. */
+  MKRT_ERROR_HANDLE = 4,
+  /* A name (entry, tensor, metadata key) does not exist. */
+  MKRT_ERROR_NOT_FOUND = 5,
+  /* Memory of the host or of a device is exhausted; the message has the sizes. */
+  MKRT_ERROR_OUT_OF_MEMORY = 6,
+  /* A file cannot be opened, mapped or read. */
+  MKRT_ERROR_FILE = 7,
+  /* A file is there but is not what its format says. */
+  MKRT_ERROR_FORMAT = 8,
+  /* The format, ISA or feature is valid but this library or device does not support it. */
+  MKRT_ERROR_UNSUPPORTED = 9,
+  /* The schedule breaks a promise of the schedule format: bounds, waits, order or races. */
+  MKRT_ERROR_SCHEDULE = 10,
+  /* No such device, or no driver for it. */
+  MKRT_ERROR_DEVICE = 11,
+  /* The session has work in flight. */
+  MKRT_ERROR_BUSY = 12,
+  /* The time limit of a wait passed; the work goes on. */
+  MKRT_ERROR_TIMEOUT = 13,
+  /* A tile waited for longer than the execute's limit; the message says who waited for what. Reset the session. */
+  MKRT_ERROR_DEADLINE = 14,
+  /* The execute was cancelled. Reset the session. */
+  MKRT_ERROR_CANCELLED = 15,
+  /* An instruction refused its run-time data, such as a token outside the vocabulary. Reset the session. */
+  MKRT_ERROR_FAULT = 16,
+  /* The session failed earlier and was not reset. */
+  MKRT_ERROR_SESSION_FAILED = 17,
+  /* The driver reported an error; `driver_code` holds it. */
+  MKRT_ERROR_DRIVER = 18,
+  /* A peer rank or its process was lost. */
+  MKRT_ERROR_PEER = 19,
+  /* A defect of this library. Please report it. */
+  MKRT_ERROR_INTERNAL = 20
+};
+
+/* Name of a status, such as "MKRT_ERROR_FILE"; "MKRT_ERROR_?" for values that this library does not know.
+ * The string is static. Any thread. Since 0.1. */
+MKRT_API const char* mkrt_status_name(mkrt_status status);
+
+/* MKRT_VERSION of the library that is loaded. Any thread. Since 0.1. */
+MKRT_API uint32_t mkrt_version(void);
+
+/* What went wrong, in full. The caller owns it; the library fills it on failure and leaves it alone on success.
+ * Fields that do not apply are -1 (signed) or 0 (unsigned). Since 0.1. */
+typedef struct mkrt_error {
+  uint32_t struct_size;
+  mkrt_status status;
+  int32_t driver_code;   /* status of the CUDA driver or errno of the system */
+  int32_t rank;          /* rank that reported */
+  int32_t worker;        /* SM or host worker that reported */
+  int32_t record;        /* index of the record in its entry */
+  uint64_t tile;         /* tile number inside the record */
+  uint64_t step;         /* step of the execute, from 0 */
+  int32_t counter;       /* index of the counter that was waited for */
+  uint32_t value_seen;   /* its value when the tile gave up */
+  uint32_t value_wanted; /* the value that it waited for */
+  uint32_t reserved;     /* zero */
+  char message[456];     /* one sentence, always terminated */
+} mkrt_error;
+
+/* An error to pass to calls: `mkrt_error error = MKRT_ERROR_INIT;` */
+#define MKRT_ERROR_INIT {sizeof(mkrt_error), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}}
+
+/* Start of every extension struct. Since 0.1. */
+typedef struct mkrt_extension {
+  uint32_t struct_size;
+  uint32_t type; /* one of MKRT_EXTENSION_... */
+  const struct mkrt_extension* next;
+} mkrt_extension;
+enum {
+  /* mkrt_host_isa_extension of mkrt/host_isa.h, on mkrt_runtime_desc: instruction sets for host ranks. */
+  MKRT_EXTENSION_HOST_ISA = 1
+};
+
+/* ---------------------------------------------------------------------------------------------------------------- */
+/* Runtime                                                                                                          */
+/* ---------------------------------------------------------------------------------------------------------------- */
+
+/* One instance of the library inside a process. Instances share nothing. Since 0.1. */
+typedef struct mkrt_runtime mkrt_runtime;
+
+enum { MKRT_LOG_ERROR = 1, MKRT_LOG_WARNING = 2, MKRT_LOG_INFO = 3, MKRT_LOG_DEBUG = 4 };
+
+/* Returns `size` bytes aligned to `alignment` (a power of two), or NULL. Called from the threads that call mkrt. */
+typedef void* (*mkrt_allocate_function)(void* user_data, size_t size, size_t alignment);
+/* Gives memory back; `size` and `alignment` are those of the allocation. Called from any thread that uses mkrt. */
+typedef void (*mkrt_release_function)(void* user_data, void* memory, size_t size, size_t alignment);
+/* Receives a message. Called from any thread that uses mkrt, never from a device worker; must not call mkrt. */
+typedef void (*mkrt_log_function)(void* user_data, uint32_t level, const char* message);
+
+/* Since 0.1. */
+typedef struct mkrt_runtime_desc {
+  uint32_t struct_size;
+  uint32_t log_level; /* most verbose level that is passed to `log`; 0: MKRT_LOG_WARNING */
+  const mkrt_extension* next;
+  void* user_data; /* passed to the three functions below */
+  /* Host memory for tensors, tables and objects: everything that stays. Both or neither; NULL: the C++ heap. Memory
+   * that a call needs only until it returns comes from the C++ heap. */
+  mkrt_allocate_function allocate;
+  mkrt_release_function release;
+  mkrt_log_function log; /* NULL: silent */
+} mkrt_runtime_desc;
+
+/* Creates a runtime. `desc` may be NULL for defaults. Errors: ARGUMENT (one of allocate and release alone, level above
+ * 4), STRUCT_SIZE, EXTENSION, OUT_OF_MEMORY. Any thread. Since 0.1. */
+MKRT_API mkrt_status mkrt_runtime_create(const mkrt_runtime_desc* desc, mkrt_runtime** out_runtime,
+                                         mkrt_error* out_error);
+/* Destroys the handle; the runtime lives on while objects made from it do. Since 0.1. */
+MKRT_API void mkrt_runtime_destroy(mkrt_runtime* runtime);
+
+/* Kind of a device. */
+enum {
+  MKRT_DEVICE_DEFAULT = 0, /* the first CUDA device where there is one, the host otherwise */
+  MKRT_DEVICE_HOST = 1,
+  MKRT_DEVICE_CUDA = 2
+};
+
+/* Since 0.1. */
+typedef struct mkrt_device_info {
+  uint32_t struct_size;
+  uint32_t kind;           /* MKRT_DEVICE_HOST or MKRT_DEVICE_CUDA */
+  uint32_t ordinal;        /* number among the devices of its kind */
+  uint32_t worker_count;   /* SMs, or logical processors of the host */
+  uint64_t memory_bytes;   /* memory of the device */
+  uint64_t memory_free;    /* bytes free when asked */
+  uint8_t uuid[16];        /* zero for the host */
+  uint32_t compute_major;  /* compute capability; 0 for the host */
+  uint32_t compute_minor;
+  char name[128];          /* such as "NVIDIA H200" or the processor's name */
+  char target[32];         /* image target, such as "sm_90a", or the vector target, such as "AVX3" */
+} mkrt_device_info;
+
+/* Number of devices that can be used now, the host device included; always at least 1. Any thread.
+ * Errors: HANDLE, ARGUMENT. Since 0.1. */
+MKRT_API mkrt_status mkrt_runtime_device_count(mkrt_runtime* runtime, uint32_t* out_count, mkrt_error* out_error);
+/* Describes device `index` (CUDA devices first, the host last). Errors: HANDLE, ARGUMENT, STRUCT_SIZE. Since 0.1. */
+MKRT_API mkrt_status mkrt_runtime_device_info(mkrt_runtime* runtime, uint32_t index, mkrt_device_info* out_info,
+                                              mkrt_error* out_error);
+
+/* ---------------------------------------------------------------------------------------------------------------- */
+/* Mesh                                                                                                             */
+/* ---------------------------------------------------------------------------------------------------------------- */
+
+/* The devices that a program runs on, one a rank. Since 0.1. */
+typedef struct mkrt_mesh mkrt_mesh;
+
+/* One rank of a mesh. All ranks of a mesh are of one kind. Since 0.1. */
+typedef struct mkrt_rank_desc {
+  uint32_t struct_size;
+  uint32_t kind;    /* MKRT_DEVICE_...; DEFAULT takes what the first rank took */
+  uint32_t ordinal; /* CUDA: device number, used when `uuid` is zero. Host: ignored */
+  /* Host: number of threads of this rank, 0: the logical processors divided by the ranks, at least 1.
+   * CUDA: largest number of SMs to use, 0: all. */
+  uint32_t worker_count;
+  uint8_t uuid[16]; /* CUDA: device by its UUID; zero: by ordinal */
+  void* context;    /* CUDA: a CUcontext of the host application to work in; NULL: the device's primary context */
+  void* stream;     /* CUDA: a CUstream of that context to enqueue on; NULL: a stream of the library's own */
+} mkrt_rank_desc;
+
+/* Since 0.1. */
+typedef struct mkrt_mesh_desc {
+  uint32_t struct_size;
+  uint32_t rank_count; /* 0: 1; at most MKRT_MAX_RANKS */
+  const mkrt_extension* next;
+  const mkrt_rank_desc* ranks; /* rank_count descriptions, or NULL: defaults for every rank */
+} mkrt_mesh_desc;
+#define MKRT_MAX_RANKS 64
+
+/* Creates a mesh, and the worker threads of its host ranks. `desc` may be NULL for one rank on the default device.
+ * Errors: HANDLE, ARGUMENT, STRUCT_SIZE, EXTENSION, DEVICE, OUT_OF_MEMORY, DRIVER. Any thread. Since 0.1. */
+MKRT_API mkrt_status mkrt_mesh_create(mkrt_runtime* runtime, const mkrt_mesh_desc* desc, mkrt_mesh** out_mesh,
+                                      mkrt_error* out_error);
+MKRT_API void mkrt_mesh_destroy(mkrt_mesh* mesh);
+/* Number of ranks. Errors: HANDLE, ARGUMENT. Since 0.1. */
+MKRT_API mkrt_status mkrt_mesh_rank_count(mkrt_mesh* mesh, uint32_t* out_count, mkrt_error* out_error);
+/* Describes the device of a rank; `worker_count` is the number that the rank uses. Errors: HANDLE, ARGUMENT,
+ * STRUCT_SIZE. Since 0.1. */
+MKRT_API mkrt_status mkrt_mesh_device_info(mkrt_mesh* mesh, uint32_t rank, mkrt_device_info* out_info,
+                                           mkrt_error* out_error);
+
+/* ---------------------------------------------------------------------------------------------------------------- */
+/* Program                                                                                                          */
+/* ---------------------------------------------------------------------------------------------------------------- */
+
+/* A package that was read and verified. Immutable; its weight files stay mapped. Since 0.1. */
+typedef struct mkrt_program mkrt_program;
+
+/* Since 0.1. */
+typedef struct mkrt_program_desc {
+  uint32_t struct_size;
+  uint32_t reserved; /* zero */
+  const mkrt_extension* next;
+  const char* path; /* the package's folder, or its program.json */
+} mkrt_program_desc;
+
+/* Reads a package and verifies its schedule: what loads can neither deadlock nor race nor leave its tensors.
+ * Errors: HANDLE, ARGUMENT, STRUCT_SIZE, EXTENSION, FILE, FORMAT, UNSUPPORTED, SCHEDULE, OUT_OF_MEMORY; the message
+ * names the file, the JSON pointer or the record, and what is wrong. Any thread. Since 0.1. */
+MKRT_API mkrt_status mkrt_program_load(mkrt_runtime* runtime, const mkrt_program_desc* desc,
+                                       mkrt_program** out_program, mkrt_error* out_error);
+MKRT_API void mkrt_program_destroy(mkrt_program* program);
+
+/* Since 0.1. */
+typedef struct mkrt_program_info {
+  uint32_t struct_size;
+  uint32_t rank_count; /* ranks that the program is written for */
+  uint32_t entry_count;
+  uint32_t tensor_count;
+  uint64_t weight_bytes;  /* a rank, all weight tensors */
+  uint64_t session_bytes; /* a rank, for each session: state, inputs, outputs, scratch, counters */
+  uint64_t isa_fingerprint;
+  const char* isa_name;
+} mkrt_program_info;
+/* Errors: HANDLE, ARGUMENT, STRUCT_SIZE. Since 0.1. */
+MKRT_API mkrt_status mkrt_program_get_info(mkrt_program* program, mkrt_program_info* out_info, mkrt_error* out_error);
+
+/* Since 0.1. */
+typedef struct mkrt_entry_info {
+  uint32_t struct_size;
+  uint32_t record_count;
+  uint32_t counter_count;
+  uint32_t reserved;   /* zero */
+  uint64_t tile_count; /* tiles of one step on one rank */
+  const char* name;
+} mkrt_entry_info;
+/* Errors: HANDLE, ARGUMENT (index), STRUCT_SIZE. Since 0.1. */
+MKRT_API mkrt_status mkrt_program_entry_info(mkrt_program* program, uint32_t index, mkrt_entry_info* out_info,
+                                             mkrt_error* out_error);
+/* Errors: HANDLE, ARGUMENT, NOT_FOUND. Since 0.1. */
+MKRT_API mkrt_status mkrt_program_find_entry(mkrt_program* program, const char* name, uint32_t* out_index,
+                                             mkrt_error* out_error);
+
+/* Since 0.1. */
+typedef struct mkrt_record_info {
+  uint32_t struct_size;
+  uint32_t wait_count;
+  uint32_t signal_count;
+  uint32_t grid[4];     /* tiles in each dimension, the last fastest */
+  uint32_t reserved;    /* zero */
+  uint64_t tile_count;  /* product of the grid */
+  uint64_t bytes_read;  /* bytes of weight tensors that one rank's tiles declare to read, each tile counted */
+  const char* opcode;   /* name in the ISA */
+  const char* label;    /* the record's label, or "" */
+} mkrt_record_info;
+/* Errors: HANDLE, ARGUMENT (indices), STRUCT_SIZE. Since 0.1. */
+MKRT_API mkrt_status mkrt_program_record_info(mkrt_program* program, uint32_t entry, uint32_t record,
+                                              mkrt_record_info* out_info, mkrt_error* out_error);
+
+/* Element types. Values are part of the schedule format. */
+enum {
+  MKRT_DTYPE_F32 = 1,
+  MKRT_DTYPE_F16 = 2,
+  MKRT_DTYPE_BF16 = 3,
+  MKRT_DTYPE_I32 = 4,
+  MKRT_DTYPE_U32 = 5,
+  MKRT_DTYPE_U8 = 6
+};
+
+/* What a tensor is for. */
+enum {
+  MKRT_TENSOR_WEIGHT = 1,  /* constant, one for an executable; cannot be read or written through a session */
+  MKRT_TENSOR_STATE = 2,   /* kept from one execute to the next, zero after a reset; readable and writable */
+  MKRT_TENSOR_INPUT = 3,   /* written by the host, kept, zero after a reset; readable and writable */
+  MKRT_TENSOR_OUTPUT = 4,  /* written by the program; readable */
+  MKRT_TENSOR_SCRATCH = 5  /* of no meaning between executes; cannot be read or written */
+};
+
+#define MKRT_MAX_DIMENSIONS 8
+/* Since 0.1. */
+typedef struct mkrt_tensor_info {
+  uint32_t struct_size;
+  uint32_t dtype;
+  uint32_t kind;
+  uint32_t dimension_count;
+  uint64_t shape[MKRT_MAX_DIMENSIONS]; /* elements, outermost first, row-major, without gaps */
+  uint64_t size_bytes;                 /* on each rank */
+  const char* name;
+} mkrt_tensor_info;
+/* Errors: HANDLE, ARGUMENT (index), STRUCT_SIZE. Since 0.1. */
+MKRT_API mkrt_status mkrt_program_tensor_info(mkrt_program* program, uint32_t index, mkrt_tensor_info* out_info,
+                                              mkrt_error* out_error);
+/* Errors: HANDLE, ARGUMENT, NOT_FOUND. Since 0.1. */
+MKRT_API mkrt_status mkrt_program_find_tensor(mkrt_program* program, const char* name, uint32_t* out_index,
+                                              mkrt_error* out_error);
+/* A value of the package's "metadata" object. Errors: HANDLE, ARGUMENT, NOT_FOUND. Since 0.1. */
+MKRT_API mkrt_status mkrt_program_metadata(mkrt_program* program, const char* key, const char** out_value,
+                                           mkrt_error* out_error);
+
+/* ---------------------------------------------------------------------------------------------------------------- */
+/* Executable and session                                                                                           */
+/* ---------------------------------------------------------------------------------------------------------------- */
+
+/* A program on a mesh: images loaded, weights resident. Since 0.1. */
+typedef struct mkrt_executable mkrt_executable;
+
+/* Since 0.1. */
+typedef struct mkrt_executable_desc {
+  uint32_t struct_size;
+  uint32_t reserved; /* zero */
+  const mkrt_extension* next;
+  uint64_t memory_budget; /* most bytes of device memory a rank for weights and sessions together; 0: no limit */
+} mkrt_executable_desc;
+
+/* Makes a program ready to run on a mesh. Host ranks use the mapped weights in place. `desc` may be NULL.
+ * Errors: HANDLE, ARGUMENT (program and mesh of different runtimes or rank counts), STRUCT_SIZE, EXTENSION,
+ * UNSUPPORTED (no image or ISA for the device), OUT_OF_MEMORY, DRIVER, FILE. Any thread. Since 0.1. */
+MKRT_API mkrt_status mkrt_executable_create(mkrt_program* program, mkrt_mesh* mesh, const mkrt_executable_desc* desc,
+                                            mkrt_executable** out_executable, mkrt_error* out_error);
+MKRT_API void mkrt_executable_destroy(mkrt_executable* executable);
+
+/* One stream of work on an executable, with state, inputs and outputs of its own. Since 0.1. */
+typedef struct mkrt_session mkrt_session;
+
+/* Creates a session; all its tensors are zero. Errors: HANDLE, ARGUMENT, OUT_OF_MEMORY, DRIVER. Any thread.
+ * Since 0.1. */
+MKRT_API mkrt_status mkrt_session_create(mkrt_executable* executable, mkrt_session** out_session,
+                                         mkrt_error* out_error);
+/* Cancels what is in flight, waits for it to stop (milliseconds), and frees the session. Since 0.1. */
+MKRT_API void mkrt_session_destroy(mkrt_session* session);
+/* Makes every tensor and counter zero and clears a failure. Errors: HANDLE, BUSY, DRIVER. Since 0.1. */
+MKRT_API mkrt_status mkrt_session_reset(mkrt_session* session, mkrt_error* out_error);
+
+/* Copies `size_bytes` bytes from `data` to byte `offset_bytes` of an input or state tensor of `rank`; done when the
+ * call returns. Errors: HANDLE, ARGUMENT (index, kind or range), BUSY, DRIVER. Since 0.1. */
+MKRT_API mkrt_status mkrt_session_write(mkrt_session* session, uint32_t rank, uint32_t tensor, uint64_t offset_bytes,
+                                        const void* data, uint64_t size_bytes, mkrt_error* out_error);
+/* Copies bytes of an input, output or state tensor of `rank` to `out_data`. Errors: HANDLE, ARGUMENT, BUSY, DRIVER.
+ * Since 0.1. */
+MKRT_API mkrt_status mkrt_session_read(mkrt_session* session, uint32_t rank, uint32_t tensor, uint64_t offset_bytes,
+                                       uint64_t size_bytes, void* out_data, mkrt_error* out_error);
+/* Address of an input, output or state tensor in the rank's memory, for sharing without a copy. It stays valid until
+ * the session is destroyed; reading or writing there while work is in flight is a race. Errors: HANDLE, ARGUMENT.
+ * Since 0.1. */
+MKRT_API mkrt_status mkrt_session_tensor_address(mkrt_session* session, uint32_t rank, uint32_t tensor,
+                                                 void** out_address, mkrt_error* out_error);
+
+/* ---------------------------------------------------------------------------------------------------------------- */
+/* Execute                                                                                                          */
+/* ---------------------------------------------------------------------------------------------------------------- */
+
+/* How tiles are handed to workers. Results do not depend on it. */
+enum {
+  MKRT_QUEUE_DYNAMIC = 0, /* the next number of one global counter */
+  MKRT_QUEUE_STATIC = 1   /* worker w takes tiles w, w + workers, w + 2 * workers, ... */
+};
+
+/* Since 0.1. */
+typedef struct mkrt_execute_desc {
+  uint32_t struct_size;
+  uint32_t entry;        /* index of the entry */
+  uint32_t step_count;   /* passes over the entry; 0: 1 */
+  uint32_t queue_mode;   /* MKRT_QUEUE_... */
+  uint32_t worker_limit; /* most SMs or threads a rank; 0: all of the mesh's */
+  uint32_t reserved;     /* zero */
+  const mkrt_extension* next;
+  /* Longest time in nanoseconds that a tile may wait for a counter before the execute fails with
+   * MKRT_ERROR_DEADLINE; 0: 10 seconds. */
+  uint64_t wait_limit_ns;
+} mkrt_execute_desc;
+
+/* Enqueues `step_count` steps of an entry and returns without waiting. `*out_value`, if wanted, becomes the value that
+ * the session's timeline reaches when they are done; values grow by 1 with each execute. Allocates nothing. `desc` may
+ * be NULL for one step of entry 0. Executes of one session run in order. Errors: HANDLE, ARGUMENT, STRUCT_SIZE,
+ * EXTENSION, BUSY (64 executes are in flight), SESSION_FAILED, DRIVER. Since 0.1. */
+MKRT_API mkrt_status mkrt_execute(mkrt_session* session, const mkrt_execute_desc* desc, uint64_t* out_value,
+                                  mkrt_error* out_error);
+
+/* Value that the timeline has reached. Failed and cancelled executes count as reached; their status is returned, with
+ * the sentence in `out_error`, until the session is reset. Any thread. Errors: HANDLE, ARGUMENT, and what executes
+ * report: DEADLINE, CANCELLED, FAULT, DRIVER, PEER. Since 0.1. */
+MKRT_API mkrt_status mkrt_session_query(mkrt_session* session, uint64_t* out_value, mkrt_error* out_error);
+/* Waits until the timeline reaches `value`, for at most `timeout_ns` nanoseconds (UINT64_MAX: without a limit).
+ * Any thread. Errors: as mkrt_session_query, TIMEOUT, ARGUMENT (a value that was never given out). Since 0.1. */
+MKRT_API mkrt_status mkrt_session_wait(mkrt_session* session, uint64_t value, uint64_t timeout_ns,
+                                       mkrt_error* out_error);
+/* Makes everything in flight stop soon; it then reports MKRT_ERROR_CANCELLED. Nothing happens when nothing is in
+ * flight. Any thread. Errors: HANDLE. Since 0.1. */
+MKRT_API mkrt_status mkrt_session_cancel(mkrt_session* session, mkrt_error* out_error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* MKRT_MKRT_H_ */

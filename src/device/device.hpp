@@ -1,0 +1,63 @@
+// What the runtime asks of a kind of device. host/ and cuda/ implement it; runtime/ knows only this.
+//
+// Creation functions throw base::Failure. Functions marked noexcept are on the execute path: they allocate nothing and
+// report through mkrt_status and mkrt_error.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/hooks.hpp"
+#include "mkrt/mkrt.h"
+#include "package/program.hpp"
+
+namespace mkrt::device {
+
+// One execute, as checked by the runtime: entry and limits are in range, defaults are resolved.
+struct ExecuteRequest {
+  uint32_t entry = 0;
+  uint32_t step_count = 1;
+  uint32_t queue_mode = MKRT_QUEUE_DYNAMIC;
+  uint32_t worker_limit = 0;  // 0: all
+  uint64_t wait_limit_ns = 0;
+};
+
+// One stream of work. Executes run in order. Only query, wait and cancel may overlap with other calls.
+class Session {
+ public:
+  virtual ~Session() = default;  // cancels and waits
+
+  virtual mkrt_status execute(const ExecuteRequest& request, uint64_t* out_value, mkrt_error* out_error) noexcept = 0;
+  virtual mkrt_status query(uint64_t* out_value, mkrt_error* out_error) noexcept = 0;
+  virtual mkrt_status wait(uint64_t value, uint64_t timeout_ns, mkrt_error* out_error) noexcept = 0;
+  virtual void cancel() noexcept = 0;
+  // MKRT_ERROR_BUSY while work is in flight, as do the two copies. Offsets and sizes are in range.
+  virtual mkrt_status reset(mkrt_error* out_error) noexcept = 0;
+  virtual mkrt_status write(uint32_t rank, uint32_t tensor, uint64_t offset, const void* data, uint64_t size,
+                            mkrt_error* out_error) noexcept = 0;
+  virtual mkrt_status read(uint32_t rank, uint32_t tensor, uint64_t offset, uint64_t size, void* out_data,
+                           mkrt_error* out_error) noexcept = 0;
+  virtual void* tensor_address(uint32_t rank, uint32_t tensor) noexcept = 0;
+};
+
+// A program bound to a mesh: images loaded, weights resident.
+class Executable {
+ public:
+  virtual ~Executable() = default;
+  virtual std::unique_ptr<Session> create_session() = 0;
+};
+
+// Devices, one a rank, of one kind.
+class Mesh {
+ public:
+  virtual ~Mesh() = default;
+  virtual uint32_t rank_count() const noexcept = 0;
+  virtual void describe(uint32_t rank, mkrt_device_info* out_info) const noexcept = 0;
+  // `program` outlives the executable. `memory_budget` in bytes a rank, 0: none.
+  virtual std::unique_ptr<Executable> load(std::shared_ptr<const package::Program> program,
+                                           uint64_t memory_budget) = 0;
+};
+
+}  // namespace mkrt::device

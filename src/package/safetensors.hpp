@@ -1,0 +1,43 @@
+// Reading safetensors files: mapped into memory, tensors found by name, every offset checked.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/mapped_file.hpp"
+
+namespace mkrt::package {
+
+// Bytes of one tensor inside a mapped file; valid while the SafetensorsFile lives.
+struct SafetensorsView {
+  std::string_view dtype;  // as the file names it, such as "BF16"
+  std::vector<uint64_t> shape;
+  std::span<const std::byte> bytes;
+};
+
+class SafetensorsFile {
+ public:
+  // Maps `path` and checks its header. Throws base::Failure (FILE or FORMAT) with a sentence that names the file, and
+  // the tensor where there is one.
+  explicit SafetensorsFile(const std::string& path);
+
+  // The tensor of that name, or nullptr.
+  const SafetensorsView* find(std::string_view name) const noexcept;
+  // All tensors, sorted by name.
+  struct Named {
+    std::string name;
+    SafetensorsView view;
+  };
+  std::span<const Named> tensors() const noexcept { return tensors_; }
+  const std::string& path() const noexcept { return file_.path(); }
+
+ private:
+  base::MappedFile file_;
+  std::vector<Named> tensors_;
+};
+
+}  // namespace mkrt::package
