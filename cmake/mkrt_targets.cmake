@@ -27,7 +27,8 @@ target_include_directories(mkrt_flags INTERFACE "${PROJECT_SOURCE_DIR}/include" 
 target_compile_options(mkrt_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow $<$<BOOL:${MKRT_WERROR}>:-Werror>)
 target_link_libraries(mkrt_flags INTERFACE Threads::Threads)
 if(MKRT_SANITIZE)
-  target_compile_options(mkrt_flags INTERFACE -fsanitize=${MKRT_SANITIZE} -fno-omit-frame-pointer -g)
+  target_compile_options(mkrt_flags INTERFACE -fsanitize=${MKRT_SANITIZE} -fno-sanitize-recover=all
+                                              -fno-omit-frame-pointer -g1)
   target_link_options(mkrt_flags INTERFACE -fsanitize=${MKRT_SANITIZE})
 endif()
 
@@ -43,10 +44,15 @@ function(mkrt_component name)
 endfunction()
 
 # mkrt_test(NAME SOURCES file... [DEPENDS component...] [LABELS label...]): a doctest program and its CTest entry.
+# Target `tests_LABEL` builds the tests of one label and nothing else.
 function(mkrt_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;DEPENDS;LABELS")
-  add_executable(${name} ${arg_SOURCES} "${PROJECT_SOURCE_DIR}/tests/doctest_main.cpp")
-  target_link_libraries(${name} PRIVATE mkrt_flags)
+  if(NOT TARGET mkrt_doctest_main)  # compiled once for all tests: it takes longer than most of them
+    add_library(mkrt_doctest_main OBJECT "${PROJECT_SOURCE_DIR}/tests/doctest_main.cpp")
+    target_link_libraries(mkrt_doctest_main PRIVATE mkrt_flags)
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE mkrt_flags mkrt_doctest_main)
   foreach(dependency IN LISTS arg_DEPENDS)
     target_link_libraries(${name} PRIVATE mkrt_${dependency})
   endforeach()
@@ -56,4 +62,10 @@ function(mkrt_test name)
   if(arg_LABELS)
     set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}")
   endif()
+  foreach(label IN LISTS arg_LABELS)
+    if(NOT TARGET tests_${label})
+      add_custom_target(tests_${label})
+    endif()
+    add_dependencies(tests_${label} ${name})
+  endforeach()
 endfunction()
