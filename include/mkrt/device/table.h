@@ -18,10 +18,11 @@
 #endif
 
 /* Limits of the schedule format, version 1. They make a record a fixed size, so that a worker fetches any record with
- * one copy. mkrt.llm needs 12 operands (attention), 1 wait and 1 signal; the rest is room for others. */
+ * one copy, and small, since every block keeps several in shared memory. mkrt.llm needs 11 operands (attention), 6
+ * parameters, 1 wait and 1 signal; the rest is room for others. */
 enum {
   MKRT_TILE_DIMENSIONS = 4,
-  MKRT_RECORD_OPERANDS = 16,
+  MKRT_RECORD_OPERANDS = 12,
   MKRT_RECORD_PARAMETERS = 16,
   MKRT_RECORD_WAITS = 4,
   MKRT_RECORD_SIGNALS = 4,
@@ -92,6 +93,7 @@ typedef struct mkrt_record {
   mkrt_wait wait[MKRT_RECORD_WAITS];
   mkrt_signal signal[MKRT_RECORD_SIGNALS];
   mkrt_operand operand[MKRT_RECORD_OPERANDS]; /* in the order of the ISA's opcode */
+  uint64_t padding;                           /* to a multiple of 16 bytes, for bulk copies */
 } mkrt_record;
 
 MKRT_STATIC_ASSERT(sizeof(mkrt_rank_selector) == 4);
@@ -102,6 +104,6 @@ MKRT_STATIC_ASSERT(offsetof(mkrt_record, parameter) == 56);
 MKRT_STATIC_ASSERT(offsetof(mkrt_record, wait) == 120);
 MKRT_STATIC_ASSERT(offsetof(mkrt_record, signal) == 344);
 MKRT_STATIC_ASSERT(offsetof(mkrt_record, operand) == 536);
-MKRT_STATIC_ASSERT(sizeof(mkrt_record) == 1688);
+MKRT_STATIC_ASSERT(sizeof(mkrt_record) == 1408);
 
 #endif /* MKRT_DEVICE_TABLE_H_ */
