@@ -78,9 +78,8 @@ static inline void mkrt_host_operand_ranks(const mkrt_host_tile* tile, uint32_t 
   switch (selector.mode) {
     case MKRT_RANK_FIXED: *out_first = selector.offset; break;
     case MKRT_RANK_RELATIVE:
-      *out_first =
-          (tile->rank + selector.offset + (selector.dimension == 0xff ? 0 : tile->index[selector.dimension])) %
-          tile->rank_count;
+      *out_first = (tile->rank + selector.offset + (selector.dimension == 0xff ? 0 : tile->index[selector.dimension])) %
+                   tile->rank_count;
       break;
     default: *out_first = selector.mode == MKRT_RANK_SELF ? tile->rank : 0; break;
   }

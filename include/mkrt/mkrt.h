@@ -128,7 +128,10 @@ typedef struct mkrt_error {
 } mkrt_error;
 
 /* An error to pass to calls: `mkrt_error error = MKRT_ERROR_INIT;` */
-#define MKRT_ERROR_INIT {sizeof(mkrt_error), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}}
+#define MKRT_ERROR_INIT                                        \
+  {                                                            \
+    sizeof(mkrt_error), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, { 0 } \
+  }
 
 /* Start of every extension struct. Since 0.1. */
 typedef struct mkrt_extension {
@@ -187,16 +190,16 @@ enum {
 /* Since 0.1. */
 typedef struct mkrt_device_info {
   uint32_t struct_size;
-  uint32_t kind;           /* MKRT_DEVICE_HOST or MKRT_DEVICE_CUDA */
-  uint32_t ordinal;        /* number among the devices of its kind */
-  uint32_t worker_count;   /* SMs, or logical processors of the host */
-  uint64_t memory_bytes;   /* memory of the device */
-  uint64_t memory_free;    /* bytes free when asked */
-  uint8_t uuid[16];        /* zero for the host */
-  uint32_t compute_major;  /* compute capability; 0 for the host */
+  uint32_t kind;          /* MKRT_DEVICE_HOST or MKRT_DEVICE_CUDA */
+  uint32_t ordinal;       /* number among the devices of its kind */
+  uint32_t worker_count;  /* SMs, or logical processors of the host */
+  uint64_t memory_bytes;  /* memory of the device */
+  uint64_t memory_free;   /* bytes free when asked */
+  uint8_t uuid[16];       /* zero for the host */
+  uint32_t compute_major; /* compute capability; 0 for the host */
   uint32_t compute_minor;
-  char name[128];          /* such as "NVIDIA H200" or the processor's name */
-  char target[32];         /* image target, such as "sm_90a", or the vector target, such as "AVX3" */
+  char name[128];  /* such as "NVIDIA H200" or the processor's name */
+  char target[32]; /* image target, such as "sm_90a", or the vector target, such as "AVX3" */
 } mkrt_device_info;
 
 /* Number of devices that can be used now, the host device included; always at least 1. Any thread.
@@ -265,8 +268,8 @@ typedef struct mkrt_program_desc {
 /* Reads a package and verifies its schedule: what loads can neither deadlock nor race nor leave its tensors.
  * Errors: HANDLE, ARGUMENT, STRUCT_SIZE, EXTENSION, FILE, FORMAT, UNSUPPORTED, SCHEDULE, OUT_OF_MEMORY; the message
  * names the file, the JSON pointer or the record, and what is wrong. Any thread. Since 0.1. */
-MKRT_API mkrt_status mkrt_program_load(mkrt_runtime* runtime, const mkrt_program_desc* desc,
-                                       mkrt_program** out_program, mkrt_error* out_error);
+MKRT_API mkrt_status mkrt_program_load(mkrt_runtime* runtime, const mkrt_program_desc* desc, mkrt_program** out_program,
+                                       mkrt_error* out_error);
 MKRT_API void mkrt_program_destroy(mkrt_program* program);
 
 /* Since 0.1. */
@@ -304,12 +307,12 @@ typedef struct mkrt_record_info {
   uint32_t struct_size;
   uint32_t wait_count;
   uint32_t signal_count;
-  uint32_t grid[4];     /* tiles in each dimension, the last fastest */
-  uint32_t reserved;    /* zero */
-  uint64_t tile_count;  /* product of the grid */
-  uint64_t bytes_read;  /* bytes of weight tensors that one rank's tiles declare to read, each tile counted */
-  const char* opcode;   /* name in the ISA */
-  const char* label;    /* the record's label, or "" */
+  uint32_t grid[4];    /* tiles in each dimension, the last fastest */
+  uint32_t reserved;   /* zero */
+  uint64_t tile_count; /* product of the grid */
+  uint64_t bytes_read; /* bytes of weight tensors that one rank's tiles declare to read, each tile counted */
+  const char* opcode;  /* name in the ISA */
+  const char* label;   /* the record's label, or "" */
 } mkrt_record_info;
 /* Errors: HANDLE, ARGUMENT (indices), STRUCT_SIZE. Since 0.1. */
 MKRT_API mkrt_status mkrt_program_record_info(mkrt_program* program, uint32_t entry, uint32_t record,
@@ -327,11 +330,11 @@ enum {
 
 /* What a tensor is for. */
 enum {
-  MKRT_TENSOR_WEIGHT = 1,  /* constant, one for an executable; cannot be read or written through a session */
-  MKRT_TENSOR_STATE = 2,   /* kept from one execute to the next, zero after a reset; readable and writable */
-  MKRT_TENSOR_INPUT = 3,   /* written by the host, kept, zero after a reset; readable and writable */
-  MKRT_TENSOR_OUTPUT = 4,  /* written by the program; readable */
-  MKRT_TENSOR_SCRATCH = 5  /* of no meaning between executes; cannot be read or written */
+  MKRT_TENSOR_WEIGHT = 1, /* constant, one for an executable; cannot be read or written through a session */
+  MKRT_TENSOR_STATE = 2,  /* kept from one execute to the next, zero after a reset; readable and writable */
+  MKRT_TENSOR_INPUT = 3,  /* written by the host, kept, zero after a reset; readable and writable */
+  MKRT_TENSOR_OUTPUT = 4, /* written by the program; readable */
+  MKRT_TENSOR_SCRATCH = 5 /* of no meaning between executes; cannot be read or written */
 };
 
 #define MKRT_MAX_DIMENSIONS 8

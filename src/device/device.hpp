@@ -56,8 +56,7 @@ class Mesh {
   virtual uint32_t rank_count() const noexcept = 0;
   virtual void describe(uint32_t rank, mkrt_device_info* out_info) const noexcept = 0;
   // `program` outlives the executable. `memory_budget` in bytes a rank, 0: none.
-  virtual std::unique_ptr<Executable> load(std::shared_ptr<const package::Program> program,
-                                           uint64_t memory_budget) = 0;
+  virtual std::unique_ptr<Executable> load(std::shared_ptr<const package::Program> program, uint64_t memory_budget) = 0;
 };
 
 }  // namespace mkrt::device

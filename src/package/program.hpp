@@ -139,7 +139,7 @@ struct Record {
   uint32_t opcode = 0;
   std::string label;
   std::array<uint32_t, MKRT_TILE_DIMENSIONS> grid{1, 1, 1, 1};  // each at least 1
-  uint32_t dimensions = 1;                                       // of the grid as written
+  uint32_t dimensions = 1;                                      // of the grid as written
   uint64_t first_tile = 0;
   uint64_t tile_count = 1;                       // at most 2^31 - 1
   std::vector<std::optional<Operand>> operands;  // one for each of the opcode's, absent ones empty

@@ -34,10 +34,10 @@ enum {
 /* Which rank's instance of a tensor or counter an operand or signal means. The rank is
  * (own rank + offset + index[dimension]) modulo the rank count where `mode` is RELATIVE. */
 enum {
-  MKRT_RANK_SELF = 0,     /* the own rank */
-  MKRT_RANK_ALL = 1,      /* every rank: a write or signal that is repeated at each */
-  MKRT_RANK_FIXED = 2,    /* rank `offset` */
-  MKRT_RANK_RELATIVE = 3  /* as above; `dimension` 0xff leaves the index out */
+  MKRT_RANK_SELF = 0,    /* the own rank */
+  MKRT_RANK_ALL = 1,     /* every rank: a write or signal that is repeated at each */
+  MKRT_RANK_FIXED = 2,   /* rank `offset` */
+  MKRT_RANK_RELATIVE = 3 /* as above; `dimension` 0xff leaves the index out */
 };
 typedef struct mkrt_rank_selector {
   uint8_t mode;
