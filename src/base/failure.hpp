@@ -5,8 +5,10 @@
 
 #include <cstdint>
 #include <exception>
+#include <locale>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "mkrt/mkrt.h"
@@ -18,10 +20,22 @@ class Failure : public std::exception {
  public:
   Failure(mkrt_status status, std::string message) : status_(status), message_(std::move(message)) {}
 
-  Failure& at_record(int32_t record) noexcept { record_ = record; return *this; }
-  Failure& at_tile(uint64_t tile) noexcept { tile_ = tile; return *this; }
-  Failure& at_rank(int32_t rank) noexcept { rank_ = rank; return *this; }
-  Failure& with_driver_code(int32_t code) noexcept { driver_code_ = code; return *this; }
+  Failure& at_record(int32_t record) noexcept {
+    record_ = record;
+    return *this;
+  }
+  Failure& at_tile(uint64_t tile) noexcept {
+    tile_ = tile;
+    return *this;
+  }
+  Failure& at_rank(int32_t rank) noexcept {
+    rank_ = rank;
+    return *this;
+  }
+  Failure& with_driver_code(int32_t code) noexcept {
+    driver_code_ = code;
+    return *this;
+  }
 
   mkrt_status status() const noexcept { return status_; }
   const std::string& message() const noexcept { return message_; }
@@ -48,5 +62,12 @@ std::string text(const Parts&... parts) {
   (stream << ... << parts);
   return std::move(stream).str();
 }
+
+// `name` as a sentence shows it: in quotes, control characters as "\x0a", cut after 64 bytes (never inside a UTF-8
+// sequence), so that a message with several names fits into mkrt_error whatever a file calls its things.
+std::string quoted(std::string_view name);
+
+// `path` as a sentence shows it: its last 160 bytes where it is longer.
+std::string shown_path(std::string_view path);
 
 }  // namespace mkrt::base

@@ -1,0 +1,322 @@
+#include "package/json.hpp"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <limits>
+#include <unordered_set>
+#include <utility>
+
+#include "base/failure.hpp"
+
+namespace mkrt::package {
+
+namespace {
+
+// A record's deepest value, entries/0/records/0/operands/x/rank/offset, is 8 deep; an unlimited depth would let a file
+// of brackets grow the parser's stack to many times the file's size.
+constexpr size_t max_depth = 16;
+// Of the JSON library's description of a syntax error, which quotes the input.
+constexpr size_t shown_error_bytes = 120;
+
+void append_pointer_key(std::string& out, std::string_view key) {
+  std::string shown = base::quoted(key);
+  out += '/';
+  for (size_t i = 1; i + 1 < shown.size(); ++i) {  // without the quotes
+    if (shown[i] == '~') {
+      out += "~0";
+    } else if (shown[i] == '/') {
+      out += "~1";
+    } else {
+      out += shown[i];
+    }
+  }
+}
+
+void append_pointer_index(std::string& out, uint64_t index) { out += '/' + std::to_string(index); }
+
+[[noreturn]] void fail_at(const std::string& file, const std::string& pointer, int32_t record,
+                          std::string_view message) {
+  throw base::Failure(MKRT_ERROR_FORMAT,
+                      base::text(base::shown_path(file), ": ", pointer.empty() ? "the root" : pointer, ": ", message))
+      .at_record(record);
+}
+
+}  // namespace
+
+std::string json_pointer(const JsonPath& path) {
+  std::string out;
+  for (const JsonStep& step : path) {
+    if (step.is_index) {
+      append_pointer_index(out, step.index);
+    } else {
+      append_pointer_key(out, step.key);
+    }
+  }
+  return out;
+}
+
+/* ---- views ------------------------------------------------------------------------------------------------------ */
+
+std::string JsonView::pointer() const {
+  if (parent_ == nullptr) return origin_->pointer;
+  std::string out = parent_->pointer();
+  if (is_index_) {
+    append_pointer_index(out, index_);
+  } else {
+    append_pointer_key(out, key_);
+  }
+  return out;
+}
+
+void JsonView::fail(std::string_view message) const { fail_at(origin_->file, pointer(), origin_->record, message); }
+
+void JsonView::expect_object() const {
+  if (!value_->is_object()) fail("must be an object");
+}
+
+void JsonView::expect_members(std::initializer_list<std::string_view> required,
+                              std::initializer_list<std::string_view> optional) const {
+  expect_object();
+  size_t found = 0;
+  for (auto it = value_->begin(); it != value_->end(); ++it) {
+    const std::string_view key = it.key();
+    if (std::find(required.begin(), required.end(), key) != required.end()) {
+      ++found;
+    } else if (std::find(optional.begin(), optional.end(), key) == optional.end()) {
+      fail(base::text("has an unknown member ", base::quoted(key)));
+    }
+  }
+  if (found == required.size()) return;
+  for (const std::string_view key : required) {
+    if (!find(key)) fail(base::text("lacks the member ", base::quoted(key)));
+  }
+}
+
+JsonView JsonView::member(std::string_view key) const {
+  const auto it = value_->find(key);
+  assert(it != value_->end());
+  return JsonView(*it, this, key);
+}
+
+std::optional<JsonView> JsonView::find(std::string_view key) const {
+  const auto it = value_->find(key);
+  if (it == value_->end()) return std::nullopt;
+  return JsonView(*it, this, key);
+}
+
+size_t JsonView::expect_array(size_t least, size_t most) const {
+  if (!value_->is_array()) fail("must be an array");
+  const size_t size = value_->size();
+  if (size < least) fail(base::text("has ", size, " elements, must have at least ", least));
+  if (size > most) fail(base::text("has ", size, " elements, may have at most ", most));
+  return size;
+}
+
+JsonView JsonView::element(size_t index) const { return JsonView((*value_)[index], this, index); }
+
+const std::string& JsonView::string(size_t least, size_t most) const {
+  if (!value_->is_string()) fail("must be a string");
+  const auto& out = value_->get_ref<const std::string&>();
+  if (out.size() < least) fail("must not be empty");
+  if (out.size() > most) fail(base::text("has ", out.size(), " bytes, may have at most ", most));
+  if (out.find('\0') != std::string::npos) fail("contains a NUL character");
+  return out;
+}
+
+bool JsonView::boolean() const {
+  if (!value_->is_boolean()) fail("must be true or false");
+  return value_->get<bool>();
+}
+
+uint64_t JsonView::unsigned_integer(uint64_t least, uint64_t most) const {
+  const bool representable =
+      value_->is_number_unsigned() || (value_->is_number_integer() && value_->get<int64_t>() >= 0);
+  if (!representable || value_->get<uint64_t>() < least || value_->get<uint64_t>() > most) {
+    fail(base::text("must be an integer from ", least, " to ", most));
+  }
+  return value_->get<uint64_t>();
+}
+
+int64_t JsonView::integer(int64_t least, int64_t most) const {
+  const bool representable =
+      value_->is_number_unsigned() ? value_->get<uint64_t>() <= max_count : value_->is_number_integer();
+  if (!representable || value_->get<int64_t>() < least || value_->get<int64_t>() > most) {
+    fail(base::text("must be an integer from ", least, " to ", most));
+  }
+  return value_->get<int64_t>();
+}
+
+float JsonView::number() const {
+  if (!value_->is_number()) fail("must be a number");
+  // From double, the comparison comes before the conversion: a double outside float's range converts to anything.
+  const double value = value_->get<double>();
+  if (!(std::abs(value) <= static_cast<double>(std::numeric_limits<float>::max()))) fail("does not fit in an f32");
+  return static_cast<float>(value);
+}
+
+/* ---- parser ----------------------------------------------------------------------------------------------------- */
+
+namespace {
+
+// The JSON library's callbacks. Values below a container that the visitor descends into are built as trees.
+class Parser {
+ public:
+  using number_integer_t = Json::number_integer_t;
+  using number_unsigned_t = Json::number_unsigned_t;
+  using number_float_t = Json::number_float_t;
+  using string_t = Json::string_t;
+  using binary_t = Json::binary_t;
+
+  Parser(std::string_view text, const std::string& file, JsonVisitor& visitor)
+      : text_(text), file_(file), visitor_(visitor) {}
+
+  bool null() { return scalar(nullptr); }
+  bool boolean(bool value) { return scalar(value); }
+  bool number_integer(number_integer_t value) { return scalar(value); }
+  bool number_unsigned(number_unsigned_t value) { return scalar(value); }
+  bool number_float(number_float_t value, const string_t&) { return scalar(value); }
+  bool string(string_t& value) { return scalar(std::move(value)); }
+  bool binary(binary_t&) { return false; }  // not in JSON text
+
+  bool start_object(std::size_t) { return start(true); }
+  bool start_array(std::size_t) { return start(false); }
+  bool end_object() { return end(); }
+  bool end_array() { return end(); }
+
+  bool key(string_t& name) {
+    Frame& frame = frames_.back();
+    const bool is_new = frame.tree == nullptr ? frame.keys.insert(name).second : !frame.tree->contains(name);
+    if (!is_new) fail(base::text("has the member ", base::quoted(name), " twice"));
+    frame.key = std::move(name);
+    return true;
+  }
+
+  bool parse_error(std::size_t position, const std::string&, const Json::exception& error) {
+    std::string_view reason = error.what();
+    if (const size_t end = reason.find(": "); end != std::string_view::npos) reason.remove_prefix(end + 2);
+    const size_t offset = std::min(position, text_.size());
+    const auto line = 1 + std::count(text_.begin(), text_.begin() + static_cast<std::ptrdiff_t>(offset), '\n');
+    std::string shown = base::quoted(reason.substr(0, shown_error_bytes));
+    throw base::Failure(MKRT_ERROR_FORMAT, base::text(base::shown_path(file_), ": line ", line, ", byte ", position,
+                                                      pointer_note(), ": is not JSON: ", shown));
+  }
+
+ private:
+  // An open container: descended into (`tree` is null), or part of a tree that is being built.
+  struct Frame {
+    bool is_object;
+    Json* tree;
+    std::string key;                       // of the member that is being read
+    uint64_t count = 0;                    // elements that were read
+    std::unordered_set<std::string> keys;  // of a descended object; a tree knows its own
+  };
+
+  // Path of the value that is being read.
+  JsonPath path() const {
+    JsonPath out;
+    for (const Frame& frame : frames_) out.push_back({!frame.is_object, frame.key, frame.count});
+    return out;
+  }
+
+  std::string pointer_note() const {
+    const std::string pointer = json_pointer(path());
+    return pointer.empty() ? pointer : base::text(" (", pointer, ")");
+  }
+
+  // Fails in the container that is being read.
+  [[noreturn]] void fail(std::string_view message) const {
+    JsonPath container = path();
+    container.pop_back();
+    fail_at(file_, json_pointer(container), -1, message);
+  }
+
+  bool inside_tree() const { return !frames_.empty() && frames_.back().tree != nullptr; }
+
+  // Puts a value at its place in the tree that is being built.
+  Json* insert(Json&& value) {
+    Frame& frame = frames_.back();
+    if (!frame.is_object) {
+      frame.tree->push_back(std::move(value));
+      return &frame.tree->back();
+    }
+    Json& member = (*frame.tree)[frame.key];
+    member = std::move(value);
+    return &member;
+  }
+
+  void count_value() {
+    if (!frames_.empty()) ++frames_.back().count;
+  }
+
+  bool scalar(Json value) {
+    if (inside_tree()) {
+      insert(std::move(value));
+    } else {
+      visitor_.value(path(), value);
+    }
+    count_value();
+    return true;
+  }
+
+  bool start(bool is_object) {
+    if (frames_.size() == max_depth) {
+      fail_at(file_, json_pointer(path()), -1, base::text("is nested deeper than ", max_depth, " levels"));
+    }
+    Json* tree = nullptr;
+    Json container = is_object ? Json::object() : Json::array();
+    if (inside_tree()) {
+      tree = insert(std::move(container));
+    } else if (!visitor_.descend(path(), is_object)) {
+      root_ = std::move(container);
+      tree = &root_;
+    }
+    frames_.push_back({is_object, tree, {}, 0, {}});
+    return true;
+  }
+
+  bool end() {
+    const bool was_descended = frames_.back().tree == nullptr;
+    const bool was_root = frames_.back().tree == &root_;
+    frames_.pop_back();
+    if (was_descended) visitor_.leave(path());
+    if (was_root) {
+      visitor_.value(path(), root_);
+      root_ = nullptr;
+    }
+    count_value();
+    return true;
+  }
+
+  std::string_view text_;
+  const std::string& file_;
+  JsonVisitor& visitor_;
+  std::vector<Frame> frames_;
+  Json root_;  // of the tree that is being built
+};
+
+class WholeTree : public JsonVisitor {
+ public:
+  bool descend(const JsonPath&, bool) override { return false; }
+  void value(const JsonPath&, const Json& value) override { tree_ = value; }
+  void leave(const JsonPath&) override {}
+  Json take() { return std::move(tree_); }
+
+ private:
+  Json tree_;
+};
+
+}  // namespace
+
+void parse_json(std::string_view text, const std::string& file, JsonVisitor& visitor) {
+  Parser parser(text, file, visitor);
+  Json::sax_parse(text.data(), text.data() + text.size(), &parser);
+}
+
+Json parse_json(std::string_view text, const std::string& file) {
+  WholeTree tree;
+  parse_json(text, file, tree);
+  return tree.take();
+}
+
+}  // namespace mkrt::package
