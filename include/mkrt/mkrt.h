@@ -15,11 +15,14 @@
  *  - The result is MKRT_OK (0) or a status whose value never changes between releases. On failure no output except
  *    `*out_error` is written and nothing that the call had taken is kept.
  *  - Every struct starts with `struct_size`, which the caller sets to `sizeof` of the struct that it was compiled
- *    with. A size that this library does not know is MKRT_ERROR_STRUCT_SIZE. A field that is zero means its default.
- *    A `next` chain holds extensions; one that this library does not know is MKRT_ERROR_EXTENSION.
+ *    with. A size that this library does not know is MKRT_ERROR_STRUCT_SIZE, and such a struct is not touched; this
+ *    holds for `*out_error` too, so a binding with a wrong layout fails at its first call. A field that is zero means
+ *    its default. A `next` chain holds extensions; one that this library does not know is MKRT_ERROR_EXTENSION, and
+ *    the same one twice is MKRT_ERROR_ARGUMENT.
  *  - Objects may be destroyed in any order: an object keeps what it was made from alive. Destroying NULL does nothing.
- *    A handle used after its destruction is reported as MKRT_ERROR_HANDLE for the last 256 destroyed handles of each
- *    runtime; older ones must not be used.
+ *    A handle used after its destruction is reported as MKRT_ERROR_HANDLE (and ignored by the destroy functions) for
+ *    the last 256 destroyed handles of each runtime, as long as a handle of that runtime is left; others must not be
+ *    used.
  *  - Threads: functions on one runtime, mesh, program or executable may be called from any thread at any time, except
  *    that destroying a handle must not overlap with another call on the same handle. A session belongs to one thread
  *    at a time, except for mkrt_session_query, mkrt_session_wait and mkrt_session_cancel, which any thread may call.
@@ -166,8 +169,8 @@ typedef struct mkrt_runtime_desc {
   uint32_t log_level; /* most verbose level that is passed to `log`; 0: MKRT_LOG_WARNING */
   const mkrt_extension* next;
   void* user_data; /* passed to the three functions below */
-  /* Host memory for tensors, tables and objects: everything that stays. Both or neither; NULL: the C++ heap. Memory
-   * that a call needs only until it returns comes from the C++ heap. */
+  /* Host memory for tensors, encoded tables and what handles point to. Both or neither; NULL: the C++ heap. The
+   * description of a program (names and records) and what a call needs only until it returns come from the C++ heap. */
   mkrt_allocate_function allocate;
   mkrt_release_function release;
   mkrt_log_function log; /* NULL: silent */
@@ -438,7 +441,7 @@ MKRT_API mkrt_status mkrt_execute(mkrt_session* session, const mkrt_execute_desc
                                   mkrt_error* out_error);
 
 /* Value that the timeline has reached. Failed and cancelled executes count as reached; their status is returned, with
- * the sentence in `out_error`, until the session is reset. Any thread. Errors: HANDLE, ARGUMENT, and what executes
+ * the sentence in `out_error`, until the session is reset; `*out_value` is written then too. Any thread. Errors: HANDLE, ARGUMENT, and what executes
  * report: DEADLINE, CANCELLED, FAULT, DRIVER, PEER. Since 0.1. */
 MKRT_API mkrt_status mkrt_session_query(mkrt_session* session, uint64_t* out_value, mkrt_error* out_error);
 /* Waits until the timeline reaches `value`, for at most `timeout_ns` nanoseconds (UINT64_MAX: without a limit).

@@ -1,0 +1,80 @@
+/* The launch contract: what the runtime hands to a CUDA megakernel and what it gets back.
+ *
+ * SPDX-License-Identifier: MIT
+ *
+ * A C11 header shared by src/cuda and kernels. An image exports, as constants in device memory with C names:
+ *  - `mkrt_image`: an mkrt_image_info; the runtime refuses an image whose fields differ from its own;
+ *  - `mkrt_run`: the kernel, `void mkrt_run(const mkrt_launch launch)`, one block an SM, launched cooperatively.
+ */
+#ifndef MKRT_DEVICE_LAUNCH_H_
+#define MKRT_DEVICE_LAUNCH_H_
+
+#include "mkrt/device/table.h"
+
+/* Grows whenever a struct of this header or of table.h changes. */
+#define MKRT_LAUNCH_VERSION 1u
+
+typedef struct mkrt_image_info {
+  uint32_t launch_version;     /* MKRT_LAUNCH_VERSION */
+  uint32_t launch_size;        /* sizeof(mkrt_launch) */
+  uint32_t record_size;        /* sizeof(mkrt_record) */
+  uint32_t block_size;         /* threads of a block */
+  uint64_t isa_fingerprint;
+  uint32_t fixed_shared_bytes; /* shared memory of a block besides pages and activations */
+  uint32_t page_bytes;         /* of the ring of weight pages */
+  uint32_t minimum_pages;
+  uint32_t reserved;
+} mkrt_image_info;
+MKRT_STATIC_ASSERT(sizeof(mkrt_image_info) == 40);
+
+/* State of a session on a rank that outlives a launch. Device memory; zero after a reset. */
+typedef struct mkrt_control {
+  uint64_t queue;       /* next tile number of the running launch; zero between launches */
+  uint32_t blocks_done; /* blocks that left the running launch; zero between launches */
+  uint32_t abort;       /* an mkrt_status: 0, or why everybody leaves; the host sets MKRT_ERROR_CANCELLED */
+  uint32_t padding[28]; /* the queue's line is for the queue alone */
+} mkrt_control;
+MKRT_STATIC_ASSERT(sizeof(mkrt_control) == 128);
+
+/* Written once by the first tile that gives up; host memory that the device can write. */
+typedef struct mkrt_report {
+  uint32_t status; /* 0, MKRT_ERROR_DEADLINE, MKRT_ERROR_FAULT or MKRT_ERROR_CANCELLED; written last */
+  uint32_t rank;
+  uint32_t sm;
+  uint32_t record;
+  uint64_t tile; /* number inside the record */
+  uint64_t step; /* of the launch */
+  uint32_t counter;
+  uint32_t value_seen;
+  uint32_t value_wanted;
+  uint32_t fault; /* 1-based number in the opcode's list */
+} mkrt_report;
+MKRT_STATIC_ASSERT(sizeof(mkrt_report) == 48);
+
+typedef struct mkrt_launch {
+  uint64_t records;          /* mkrt_record[record_count], 16-byte aligned */
+  uint64_t first_tiles;      /* uint32_t[record_count + 1]: each record's first tile, then the tiles of a step */
+  uint64_t control;          /* mkrt_control */
+  uint64_t epoch;            /* uint32_t: steps of this entry that earlier launches finished; the last block adds */
+  uint64_t counters;         /* the entry's counters, MKRT_COUNTER_STRIDE apart */
+  uint64_t rank_delta;       /* int64_t[rank_count]: see mkrt_host_tile */
+  uint64_t report;           /* mkrt_report */
+  uint64_t timeline;         /* uint64_t in host memory that the last block sets to timeline_value */
+  uint64_t timeline_value;
+  uint64_t wait_limit_ns;
+  uint32_t record_count;     /* at most MKRT_LAUNCH_RECORDS */
+  uint32_t step_count;
+  uint32_t queue_mode;       /* MKRT_QUEUE_... of mkrt.h */
+  uint32_t rank;
+  uint32_t rank_count;
+  uint32_t page_count;       /* pages of the ring */
+  uint32_t activation_bytes; /* of each of the two activation buffers, a multiple of 128 */
+  uint32_t outstanding_pages; /* pages that may be on their way at a time */
+} mkrt_launch;
+MKRT_STATIC_ASSERT(offsetof(mkrt_launch, record_count) == 80);
+MKRT_STATIC_ASSERT(sizeof(mkrt_launch) == 112);
+
+/* first_tiles of a step is kept in shared memory; a schedule of an 80-layer model has about 500 records. */
+enum { MKRT_LAUNCH_RECORDS = 1024 };
+
+#endif /* MKRT_DEVICE_LAUNCH_H_ */

@@ -1,0 +1,65 @@
+#include <vector>
+
+#include "abi/check.hpp"
+#include "abi/guard.hpp"
+#include "abi/handle.hpp"
+
+namespace mkrt::abi {
+namespace {
+
+// One description a rank, defaults resolved where the caller gave none.
+std::vector<mkrt_rank_desc> ranks_of(const mkrt_mesh_desc* desc) {
+  mkrt_rank_desc any{};
+  any.struct_size = sizeof(any);
+  if (desc == nullptr) return {any};
+  require_size(desc->struct_size, sizeof(mkrt_mesh_desc), "mkrt_mesh_desc");
+  require_no_extension(desc->next, "mkrt_mesh_desc");
+  if (desc->rank_count > MKRT_MAX_RANKS) {
+    throw base::Failure(MKRT_ERROR_ARGUMENT, base::text("mkrt_mesh_desc.rank_count is ", desc->rank_count,
+                                                        "; a mesh has at most ", MKRT_MAX_RANKS));
+  }
+  const uint32_t count = desc->rank_count == 0 ? 1 : desc->rank_count;
+  if (desc->ranks == nullptr) return std::vector<mkrt_rank_desc>(count, any);
+  std::vector<mkrt_rank_desc> ranks;
+  ranks.reserve(count);
+  // The array's stride is the size that the caller was compiled with: nothing behind a wrong size can be read.
+  for (uint32_t rank = 0; rank < count; ++rank) {
+    require_size(desc->ranks[rank].struct_size, sizeof(mkrt_rank_desc), "mkrt_rank_desc");
+    ranks.push_back(desc->ranks[rank]);
+  }
+  return ranks;
+}
+
+}  // namespace
+}  // namespace mkrt::abi
+
+using namespace mkrt::abi;
+
+mkrt_status mkrt_mesh_create(mkrt_runtime* runtime, const mkrt_mesh_desc* desc, mkrt_mesh** out_mesh,
+                             mkrt_error* out_error) {
+  return guarded(out_error, [&] {
+    require_handle(runtime);
+    require_pointer(out_mesh, "out_mesh");
+    const std::vector<mkrt_rank_desc> ranks = ranks_of(desc);
+    *out_mesh = make_handle<mkrt_mesh>(runtime->instance, mkrt::runtime::create_mesh(runtime->object, ranks));
+  });
+}
+
+void mkrt_mesh_destroy(mkrt_mesh* mesh) { destroy_handle(mesh); }
+
+mkrt_status mkrt_mesh_rank_count(mkrt_mesh* mesh, uint32_t* out_count, mkrt_error* out_error) {
+  return guarded(out_error, [&] {
+    require_handle(mesh);
+    require_pointer(out_count, "out_count");
+    *out_count = mesh->object->rank_count();
+  });
+}
+
+mkrt_status mkrt_mesh_device_info(mkrt_mesh* mesh, uint32_t rank, mkrt_device_info* out_info, mkrt_error* out_error) {
+  return guarded(out_error, [&] {
+    require_handle(mesh);
+    require_pointer(out_info, "out_info");
+    require_size(out_info->struct_size, sizeof(mkrt_device_info), "mkrt_device_info");
+    *out_info = mesh->object->device_info(rank);
+  });
+}
