@@ -1,0 +1,183 @@
+// One small function for each PTX instruction that the kernels use, and the one switch between generations.
+//
+// Names say what the instruction does, not what it is called. Nothing here knows of schedules.
+#pragma once
+
+#include <cstdint>
+
+// sm_90 and newer copy in bulk; older chips copy 16 bytes a lane with cp.async. Everything else is the same code.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define MKRT_BULK_COPY 1
+#else
+#define MKRT_BULK_COPY 0
+#endif
+
+namespace mkrt::ptx {
+
+constexpr uint32_t full_mask = 0xffffffffu;
+
+__device__ inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+__device__ inline uint32_t lane_number() { return threadIdx.x & 31u; }
+__device__ inline uint64_t time_ns() {
+  uint64_t time;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
+  return time;
+}
+
+// ---- mbarriers: arrival counts of a block -------------------------------------------------------------------------
+
+__device__ inline void barrier_init(uint64_t* barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+// Makes initialized barriers visible to the copy engine.
+__device__ inline void barrier_init_fence() {
+#if MKRT_BULK_COPY
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+// Arrives; release at block scope, so what the caller wrote is seen by whoever waits.
+__device__ inline void barrier_arrive(uint64_t* barrier) {
+  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0]; }" ::"r"(shared_address(barrier))
+               : "memory");
+}
+// True when the phase of that parity is complete; acquire at block scope. May suspend for a short, bounded time.
+__device__ inline bool barrier_test(uint64_t* barrier, uint32_t parity) {
+  uint32_t done;
+#if MKRT_BULK_COPY
+  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(done)
+               : "r"(shared_address(barrier)), "r"(parity)
+               : "memory");
+#else
+  asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(done)
+               : "r"(shared_address(barrier)), "r"(parity)
+               : "memory");
+#endif
+  return done != 0;
+}
+
+// ---- copies into shared memory that complete on an mbarrier --------------------------------------------------------
+
+// L2 policy for data that is read once, so that it does not push activations and counters out.
+__device__ inline uint64_t evict_first_policy() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// Arrivals that a warp-wide copy makes on its barrier: one with a byte count, or one a lane.
+constexpr uint32_t copy_arrivals = MKRT_BULK_COPY ? 1 : 32;
+
+#if MKRT_BULK_COPY
+// Announces `bytes` on the barrier and arrives. One lane.
+__device__ inline void barrier_expect(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+// Copies `bytes` (a multiple of 16, both addresses too). One lane.
+__device__ inline void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(shared)),
+               "l"(global), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+__device__ inline void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier,
+                                 uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+          shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+}
+#else
+__device__ inline void async_copy_16(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
+}
+// Arrives when the calling lane's copies so far are complete; counts as one of the barrier's arrivals.
+__device__ inline void async_copy_arrive(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+#endif
+
+// Makes memory that was read through an acquire, or written to shared memory by ordinary stores, safe for the copy
+// engine to touch next.
+__device__ inline void fence_copy_engine() {
+#if MKRT_BULK_COPY
+  asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+}
+
+// ---- global memory with order and scope ---------------------------------------------------------------------------
+
+__device__ inline uint32_t load_acquire_gpu(const uint32_t* address) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+__device__ inline uint32_t load_acquire_system(const uint32_t* address) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+__device__ inline uint32_t load_relaxed_gpu(const uint32_t* address) {
+  uint32_t value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+__device__ inline void add_release_gpu(uint32_t* address, uint32_t value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+__device__ inline void add_release_system(uint32_t* address, uint32_t value) {
+  asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+__device__ inline uint64_t fetch_add_relaxed_gpu(uint64_t* address, uint64_t value) {
+  uint64_t old;
+  asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(address), "l"(value) : "memory");
+  return old;
+}
+__device__ inline uint32_t fetch_add_acq_rel_gpu(uint32_t* address, uint32_t value) {
+  uint32_t old;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");
+  return old;
+}
+__device__ inline uint32_t compare_swap_relaxed_gpu(uint32_t* address, uint32_t expected, uint32_t value) {
+  uint32_t old;
+  asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;"
+               : "=r"(old)
+               : "l"(address), "r"(expected), "r"(value)
+               : "memory");
+  return old;
+}
+__device__ inline void store_release_system(uint32_t* address, uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+__device__ inline void store_release_system(uint64_t* address, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+// ---- shared memory flags ------------------------------------------------------------------------------------------
+
+__device__ inline uint32_t load_relaxed_block(const uint32_t* shared) {
+  uint32_t value;
+  asm volatile("ld.relaxed.cta.shared::cta.u32 %0, [%1];" : "=r"(value) : "r"(shared_address(shared)) : "memory");
+  return value;
+}
+__device__ inline void store_relaxed_block(uint32_t* shared, uint32_t value) {
+  asm volatile("st.relaxed.cta.shared::cta.u32 [%0], %1;" ::"r"(shared_address(shared)), "r"(value) : "memory");
+}
+
+// ---- arithmetic ---------------------------------------------------------------------------------------------------
+
+// d += a b on a 16 x 16 x 8 piece: a 16 x 16 bf16 row-major, b 16 x 8 bf16 column-major, d f32.
+__device__ inline void multiply_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                     uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+}  // namespace mkrt::ptx
