@@ -24,6 +24,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/failure.hpp"
 #include "package/isa.hpp"
 
 namespace {
@@ -83,7 +84,8 @@ void write_enumeration(std::ostream& out, Scope& scope, const char* type, const 
 void write_faults(std::ostream& out, Scope& scope, const std::vector<std::string>& faults) {
   out << "enum Fault : std::uint32_t {\n";
   for (size_t i = 0; i < faults.size(); ++i) {
-    out << "  " << scope.add(fault_name(faults[i])) << " = " << i + 1 << ",  // " << faults[i] << "\n";
+    out << "  " << scope.add(fault_name(faults[i])) << " = " << i + 1 << ",  // " << mkrt::base::quoted(faults[i])
+        << "\n";
   }
   out << "  " << scope.add("fault_none") << " = 0\n};\n";
 }

@@ -337,7 +337,7 @@ IsaDefinition parse_isa(const JsonView& view) {
   out.name = view.member("name").name();
   out.version = static_cast<uint32_t>(view.member("version").unsigned_integer(0, UINT32_MAX));
   const JsonView opcodes = view.member("opcodes");
-  opcodes.expect_array(1);
+  opcodes.expect_array(1, max_opcodes);
   opcodes.each_element([&](const JsonView& element) {
     element.expect_members({"name", "operands", "parameters", "constraints", "faults"});
     expect_new_name(element, out.opcodes, "opcode");
@@ -351,7 +351,7 @@ IsaDefinition read_isa(const std::string& path) {
   const base::MappedFile file(path);
   const auto bytes = file.bytes();
   const Json tree = parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path);
-  const JsonOrigin origin{path, "", -1};
+  const JsonOrigin origin{path, "", -1, ""};
   return parse_isa(JsonView(tree, origin));
 }
 

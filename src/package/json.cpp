@@ -35,11 +35,12 @@ void append_pointer_key(std::string& out, std::string_view key) {
 
 void append_pointer_index(std::string& out, uint64_t index) { out += '/' + std::to_string(index); }
 
-[[noreturn]] void fail_at(const std::string& file, const std::string& pointer, int32_t record,
-                          std::string_view message) {
-  throw base::Failure(MKRT_ERROR_FORMAT,
-                      base::text(base::shown_path(file), ": ", pointer.empty() ? "the root" : pointer, ": ", message))
-      .at_record(record);
+[[noreturn]] void fail_at(const JsonOrigin& origin, const std::string& pointer, std::string_view message,
+                          mkrt_status status = MKRT_ERROR_FORMAT) {
+  const std::string label = origin.label.empty() ? "" : base::text(" (", base::quoted(origin.label), ")");
+  throw base::Failure(status, base::text(base::shown_path(origin.file), ": ", pointer.empty() ? "the root" : pointer,
+                                         label, ": ", message))
+      .at_record(origin.record);
 }
 
 }  // namespace
@@ -69,7 +70,9 @@ std::string JsonView::pointer() const {
   return out;
 }
 
-void JsonView::fail(std::string_view message) const { fail_at(origin_->file, pointer(), origin_->record, message); }
+void JsonView::fail(std::string_view message, mkrt_status status) const {
+  fail_at(*origin_, pointer(), message, status);
+}
 
 void JsonView::expect_object() const {
   if (!value_->is_object()) fail("must be an object");
@@ -188,6 +191,7 @@ class Parser {
     Frame& frame = frames_.back();
     const bool is_new = frame.tree == nullptr ? frame.keys.insert(name).second : !frame.tree->contains(name);
     if (!is_new) fail(base::text("has the member ", base::quoted(name), " twice"));
+    if (frame.tree == nullptr) visitor_.member(container_path(), name);
     frame.key = std::move(name);
     return true;
   }
@@ -219,6 +223,13 @@ class Parser {
     return out;
   }
 
+  // Path of the container that is being read.
+  JsonPath container_path() const {
+    JsonPath out = path();
+    out.pop_back();
+    return out;
+  }
+
   std::string pointer_note() const {
     const std::string pointer = json_pointer(path());
     return pointer.empty() ? pointer : base::text(" (", pointer, ")");
@@ -226,9 +237,7 @@ class Parser {
 
   // Fails in the container that is being read.
   [[noreturn]] void fail(std::string_view message) const {
-    JsonPath container = path();
-    container.pop_back();
-    fail_at(file_, json_pointer(container), -1, message);
+    fail_at({file_, "", -1, ""}, json_pointer(container_path()), message);
   }
 
   bool inside_tree() const { return !frames_.empty() && frames_.back().tree != nullptr; }
@@ -261,7 +270,7 @@ class Parser {
 
   bool start(bool is_object) {
     if (frames_.size() == max_depth) {
-      fail_at(file_, json_pointer(path()), -1, base::text("is nested deeper than ", max_depth, " levels"));
+      fail_at({file_, "", -1, ""}, json_pointer(path()), base::text("is nested deeper than ", max_depth, " levels"));
     }
     Json* tree = nullptr;
     Json container = is_object ? Json::object() : Json::array();
@@ -297,6 +306,7 @@ class Parser {
 
 class WholeTree : public JsonVisitor {
  public:
+  void member(const JsonPath&, std::string_view) override {}
   bool descend(const JsonPath&, bool) override { return false; }
   void value(const JsonPath&, const Json& value) override { tree_ = value; }
   void leave(const JsonPath&) override {}

@@ -12,12 +12,14 @@
 #include <string_view>
 #include <vector>
 
+#include "base/checked.hpp"
+#include "mkrt/mkrt.h"
+
 namespace mkrt::package {
 
 using Json = nlohmann::json;
 
-// Largest byte and element count: 63 bits.
-inline constexpr uint64_t max_count = INT64_MAX;
+using base::max_count;
 // Names have 1 to this many bytes.
 inline constexpr size_t max_name_bytes = 256;
 
@@ -26,6 +28,7 @@ struct JsonOrigin {
   std::string file;
   std::string pointer;  // of the value that the first view shows
   int32_t record = -1;  // index in its entry where the value is a schedule record
+  std::string label;    // that record's, if it has one
 };
 
 // A place in a file that is being parsed: the members and elements that lead to it, outermost first.
@@ -43,8 +46,8 @@ class JsonView {
  public:
   JsonView(const Json& value, const JsonOrigin& origin) : value_(&value), origin_(&origin) {}
 
-  // Throws FORMAT with "file: pointer: message".
-  [[noreturn]] void fail(std::string_view message) const;
+  // Throws with "file: pointer: message".
+  [[noreturn]] void fail(std::string_view message, mkrt_status status = MKRT_ERROR_FORMAT) const;
 
   // Fails unless this is an object that has all of `required` and nothing but those and `optional`.
   void expect_members(std::initializer_list<std::string_view> required,
@@ -103,6 +106,8 @@ class JsonView {
 class JsonVisitor {
  public:
   virtual ~JsonVisitor() = default;
+  // The next member's name, in an object that was descended into.
+  virtual void member(const JsonPath& object, std::string_view key) = 0;
   // Asked when the array or object at `path` begins: true to receive its members one by one, then leave(); false to
   // receive it as one value.
   virtual bool descend(const JsonPath& path, bool is_object) = 0;

@@ -17,6 +17,16 @@
 
 namespace mkrt::package {
 
+// Limits of the format that do not shape the encoded table. They bound what a hostile file can make later layers
+// allocate and add up: counters take 64 bytes each on every rank (64 MiB at this limit), and their index sums stay far
+// below 64 bits.
+inline constexpr uint32_t max_entry_counters = 1u << 20;
+inline constexpr uint32_t max_opcodes = 4096;
+inline constexpr uint32_t max_record_tiles = INT32_MAX;
+inline constexpr uint64_t max_entry_tiles = UINT32_MAX;
+inline constexpr uint32_t max_counter_value = 1u << 30;        // what one step may add to a counter
+inline constexpr uint64_t max_rank_bytes = uint64_t{1} << 62;  // of all tensors of a rank; leaves room for alignment
+
 // Element types; values are those of the C header.
 enum class Dtype : uint32_t {
   f32 = MKRT_DTYPE_F32,
@@ -104,7 +114,8 @@ struct Tensor {
   std::vector<SafetensorsView> sources;
 };
 
-// A slice of a tensor, in elements; see mkrt_operand for the meaning of the fields.
+// A slice of a tensor, in elements; see mkrt_operand for the meaning of the fields. Its last byte's offset, rank share
+// and all rows included and `limit` left aside, fits in 63 bits for every tile and rank.
 struct Operand {
   uint32_t tensor = 0;
   uint64_t offset = 0;
@@ -117,6 +128,8 @@ struct Operand {
   mkrt_rank_selector rank{MKRT_RANK_SELF, 0xff, 0};
 };
 
+// Offsets, counts and strides of waits and signals are at most max_entry_counters each; whether the counters lie in
+// their array is for verify/ to check.
 struct Wait {
   uint32_t counter = 0;  // index of the first counter of the named array, in the entry's numbering
   uint32_t count = 1;

@@ -1,0 +1,17 @@
+// Reading a package. src/package/README.md specifies the form and which status each failure has.
+#pragma once
+
+#include <string>
+
+#include "package/program.hpp"
+
+namespace mkrt::package {
+
+// Reads the package at `path`, its folder or its program.json, and maps its weight files. What the comments of
+// program.hpp state then holds; what the schedule promises beyond its form is for verify/ to check.
+//
+// program.json is translated as it is parsed: beside the Program, only one record is in memory at a time. Throws
+// base::Failure: FILE, FORMAT or UNSUPPORTED, with a sentence that names the file, the JSON pointer and what is wrong.
+Program read_package(const std::string& path);
+
+}  // namespace mkrt::package
