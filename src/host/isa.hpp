@@ -1,0 +1,18 @@
+// Which instruction set runs a program on host ranks.
+#pragma once
+
+#include <span>
+
+#include "mkrt/host_isa.h"
+#include "package/program.hpp"
+
+namespace mkrt::host {
+
+// mkrt.llm: what every mesh can run without being given anything.
+std::span<const mkrt_host_isa* const> builtin_isas() noexcept;
+
+// The instruction set of `isas` with the definition's name and fingerprint. Throws Failure(UNSUPPORTED) with what was
+// found and what was wanted where there is none.
+const mkrt_host_isa& find_isa(std::span<const mkrt_host_isa* const> isas, const package::IsaDefinition& definition);
+
+}  // namespace mkrt::host

@@ -1,0 +1,120 @@
+#include "host/session.hpp"
+
+#include <cstring>
+
+#include "base/report.hpp"
+#include "memory/encode.hpp"
+#include "package/program.hpp"
+
+namespace mkrt::host {
+
+Session::Session(Executable& executable) : executable_(executable), budget_(executable), stream_(tables_) {
+  const uint32_t ranks = executable_.program().rank_count;
+  tables_.program = &executable_.program();
+  tables_.isa = &executable_.isa();
+  tables_.scratch_stride = executable_.scratch_stride();
+  for (uint32_t rank = 0; rank < ranks; ++rank) tables_.scratch.push_back(executable_.scratch(rank));
+  make_heaps();
+  encode();
+}
+
+Session::~Session() { executable_.scheduler().retire(stream_); }
+
+void Session::make_heaps() {
+  const uint32_t ranks = executable_.program().rank_count;
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    heaps_.emplace_back(executable_.hooks(), executable_.layout().session_bytes, memory::heap_alignment,
+                        "a session's tensors and counters");
+  }
+  for (uint32_t from = 0; from < ranks; ++from) {
+    for (uint32_t to = 0; to < ranks; ++to) {
+      const auto difference =
+          reinterpret_cast<uintptr_t>(heaps_[to].data()) - reinterpret_cast<uintptr_t>(heaps_[from].data());
+      tables_.rank_deltas.push_back(static_cast<int64_t>(difference));
+    }
+  }
+}
+
+void Session::encode() {
+  const package::Program& program = executable_.program();
+  size_t count = 0;
+  for (const package::Entry& entry : program.entries) count += entry.records.size() * program.rank_count;
+  constexpr size_t cache_line = 64;
+  records_ = base::Block(executable_.hooks(), count * sizeof(mkrt_record), cache_line, "a session's tables");
+  auto* records = reinterpret_cast<mkrt_record*>(records_.data());
+  for (size_t e = 0; e < program.entries.size(); ++e) {
+    const package::Entry& entry = program.entries[e];
+    EntryTable table{&entry, {}, 0};
+    for (uint32_t rank = 0; rank < program.rank_count; ++rank) {
+      std::byte* heap = heaps_[rank].data();
+      const memory::RankAddresses addresses{rank, reinterpret_cast<uintptr_t>(heap), executable_.weights(rank)};
+      memory::encode_entry(program, entry, executable_.layout(), addresses, executable_.totals(e),
+                           {records, entry.records.size()});
+      table.ranks.push_back({records, heap + executable_.layout().counter_offsets[e]});
+      records += entry.records.size();
+    }
+    tables_.entries.push_back(std::move(table));
+  }
+}
+
+mkrt_status Session::execute(const device::ExecuteRequest& request, uint64_t* out_value,
+                             mkrt_error* out_error) noexcept {
+  return executable_.scheduler().submit(stream_, request, out_value, out_error);
+}
+
+mkrt_status Session::query(uint64_t* out_value, mkrt_error* out_error) noexcept {
+  return executable_.scheduler().query(stream_, out_value, out_error);
+}
+
+mkrt_status Session::wait(uint64_t value, uint64_t timeout_ns, mkrt_error* out_error) noexcept {
+  return executable_.scheduler().wait(stream_, value, timeout_ns, out_error);
+}
+
+void Session::cancel() noexcept { executable_.scheduler().cancel(stream_); }
+
+mkrt_status Session::report_busy(mkrt_error* out_error) const noexcept {
+  return base::report(out_error, MKRT_ERROR_BUSY, "the session has work in flight");
+}
+
+mkrt_status Session::reset(mkrt_error* out_error) noexcept {
+  if (stream_.in_flight()) return report_busy(out_error);
+  for (const base::Block& heap : heaps_) std::memset(heap.data(), 0, heap.size());
+  for (EntryTable& entry : tables_.entries) entry.epoch = 0;
+  executable_.scheduler().clear_failure(stream_);
+  return MKRT_OK;
+}
+
+mkrt_status Session::write(uint32_t rank, uint32_t tensor, uint64_t offset, const void* data, uint64_t size,
+                           mkrt_error* out_error) noexcept {
+  if (stream_.in_flight()) return report_busy(out_error);
+  if (size > 0) std::memcpy(static_cast<std::byte*>(tensor_address(rank, tensor)) + offset, data, size);
+  return MKRT_OK;
+}
+
+mkrt_status Session::read(uint32_t rank, uint32_t tensor, uint64_t offset, uint64_t size, void* out_data,
+                          mkrt_error* out_error) noexcept {
+  if (stream_.in_flight()) return report_busy(out_error);
+  if (size > 0) std::memcpy(out_data, static_cast<const std::byte*>(tensor_address(rank, tensor)) + offset, size);
+  return MKRT_OK;
+}
+
+void* Session::tensor_address(uint32_t rank, uint32_t tensor) noexcept {
+  return heaps_[rank].data() + executable_.layout().tensor_offsets[tensor];
+}
+
+void Session::start_at_epoch(uint32_t epoch) noexcept {
+  for (size_t e = 0; e < tables_.entries.size(); ++e) {
+    EntryTable& entry = tables_.entries[e];
+    entry.epoch = epoch;
+    const uint32_t count = entry.definition->counter_count;
+    for (uint32_t rank = 0; rank < entry.ranks.size(); ++rank) {
+      for (uint32_t counter = 0; counter < count; ++counter) {
+        const auto total = static_cast<uint32_t>(executable_.totals(e)[size_t{rank} * count + counter]);
+        const uint32_t value = epoch * total;
+        std::memcpy(entry.ranks[rank].counters + size_t{counter} * MKRT_COUNTER_STRIDE, &value, sizeof(value));
+      }
+    }
+  }
+}
+
+}  // namespace mkrt::host
