@@ -8,20 +8,20 @@
 namespace mkrt::compile {
 
 struct Options {
-  std::string model;        // folder with config.json and safetensors files
-  std::string output;       // the package's folder; created where it is missing, its package files are replaced
-  uint32_t batch = 1;       // sequences that decode together, 1 to 16
-  uint32_t context = 0;     // positions of each sequence; 0: the model's limit, at most 4096
-  uint32_t tile_rows = 0;   // rows of each matrix tile, a multiple of 16; 0: chosen by the matrix
-  uint32_t splits = 0;      // tiles that share the positions of one key-value head; 0: chosen by the shape
+  std::string model;       // folder with config.json and safetensors files
+  std::string output;      // the package's folder; created where it is missing, its package files are replaced
+  uint32_t batch = 1;      // sequences that decode together, 1 to 16
+  uint32_t context = 0;    // positions of each sequence; 0: the model's limit, at most 4096
+  uint32_t tile_rows = 0;  // rows of each matrix tile, a multiple of 16; 0: chosen by the matrix
+  uint32_t splits = 0;     // tiles that share the positions of one key-value head; 0: chosen by the shape
 };
 
 // Called from the thread that called compile_model, after each written piece of the weights.
 using ProgressCallback = std::function<void(uint64_t done_bytes, uint64_t total_bytes)>;
 
-// Throws base::Failure: FILE and FORMAT for a folder that is not a readable model, UNSUPPORTED for a model that mkrt.llm
-// cannot run (the sentence names the field and its value, or the tensor), ARGUMENT for options that do not fit it.
-// After a failure the output folder holds no program.json of this call.
+// Throws base::Failure: FILE and FORMAT for a folder that is not a readable model, UNSUPPORTED for a model that
+// mkrt.llm cannot run (the sentence names the field and its value, or the tensor), ARGUMENT for options that do not fit
+// it. After a failure the output folder holds no program.json of this call.
 void compile_model(const Options& options, const ProgressCallback& progress = {});
 
 }  // namespace mkrt::compile

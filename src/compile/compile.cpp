@@ -1,0 +1,161 @@
+#include "compile/compile.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+#include <vector>
+
+#include "base/failure.hpp"
+#include "compile/checkpoint.hpp"
+#include "compile/llm_isa.hpp"
+#include "compile/lower.hpp"
+#include "compile/model.hpp"
+#include "compile/pack.hpp"
+#include "package/isa.hpp"
+#include "package/writer.hpp"
+
+namespace mkrt::compile {
+namespace {
+
+namespace fs = std::filesystem;
+using base::Failure;
+using base::text;
+
+// Positions where the caller does not say: as many as most hosts use, a few hundred megabytes of cache for an 8B model.
+constexpr uint64_t kDefaultContext = 4096;
+// The instruction set's limit.
+constexpr uint32_t kLargestBatch = 16;
+// A tile's results of 16 sequences are then 8 KB, which fits every device's shared memory beside the weights.
+constexpr uint32_t kLargestTileRows = 128;
+// Splits beyond this would be more than all SMs of the largest device can hold at once.
+constexpr uint32_t kLargestSplits = 256;
+
+constexpr char kWeightFile[] = "weights.safetensors";
+constexpr char kProgramFile[] = "program.json";
+// What hosts with a tokenizer read; copied where the model has it.
+constexpr const char* kCopiedFiles[] = {"tokenizer.json", "tokenizer_config.json", "generation_config.json"};
+
+Choices resolve_choices(const Options& options, const ModelDescription& model) {
+  if (options.batch < 1 || options.batch > kLargestBatch) {
+    throw Failure(MKRT_ERROR_ARGUMENT, text("batch is ", options.batch, "; it goes from 1 to ", kLargestBatch));
+  }
+  if (options.tile_rows % 16 != 0 || options.tile_rows > kLargestTileRows) {
+    throw Failure(MKRT_ERROR_ARGUMENT,
+                  text("tile_rows is ", options.tile_rows, "; it is a multiple of 16 up to ", kLargestTileRows));
+  }
+  if (options.context > model.max_positions) {
+    throw Failure(MKRT_ERROR_ARGUMENT, text("context is ", options.context, "; the model's max_position_embeddings is ",
+                                            model.max_positions));
+  }
+  const uint64_t context = options.context ? options.context : std::min(model.max_positions, kDefaultContext);
+  if (options.splits > kLargestSplits || options.splits > context) {
+    throw Failure(MKRT_ERROR_ARGUMENT, text("splits is ", options.splits, "; it goes up to ", kLargestSplits,
+                                            " and to the context, ", context));
+  }
+  return {options.batch, static_cast<uint32_t>(context), options.tile_rows, options.splits};
+}
+
+package::IsaDefinition llm_isa() {
+  const std::string name = "mkrt.llm.json";
+  package::JsonOrigin origin;
+  origin.file = name;
+  const package::Json json = package::parse_json(kLlmIsaJson, name);
+  return package::parse_isa(package::JsonView(json, origin));
+}
+
+std::vector<BoundWeight> bind_sources(const std::vector<Weight>& weights, Checkpoint& checkpoint) {
+  std::vector<BoundWeight> bound;
+  for (const Weight& weight : weights) {
+    BoundWeight one{&weight, {}};
+    for (const Weight::Source& source : weight.sources) {
+      const bool vector = weight.layout == Weight::Layout::vector;
+      one.sources.push_back(
+          checkpoint.take(source.name, vector ? std::vector{source.rows} : std::vector{source.rows, weight.columns}));
+    }
+    bound.push_back(std::move(one));
+  }
+  return bound;
+}
+
+uint64_t count_parameters(const std::vector<BoundWeight>& weights) {
+  uint64_t count = 0;
+  for (const BoundWeight& weight : weights) {
+    for (const SourceTensor& source : weight.sources) count += source.bytes.size() / dtype_bytes(source.dtype);
+  }
+  return count;
+}
+
+std::string joined(const std::vector<int64_t>& numbers) {
+  std::string written;
+  for (const int64_t number : numbers) written += text(written.empty() ? "" : ",", number);
+  return written;
+}
+
+std::vector<package::Metadata> make_metadata(const ModelDescription& model, const Choices& choices,
+                                             uint64_t parameters) {
+  std::vector<package::Metadata> metadata{
+      {"model_type", model.model_type},
+      {"architecture", model.architecture},
+      {"vocabulary", std::to_string(model.vocabulary)},
+      {"context", std::to_string(choices.context)},
+      {"batch", std::to_string(choices.batch)},
+      {"layers", std::to_string(model.layers)},
+      {"hidden", std::to_string(model.hidden)},
+      {"feed_forward", std::to_string(model.feed_forward)},
+      {"heads", std::to_string(model.heads)},
+      {"kv_heads", std::to_string(model.kv_heads)},
+      {"head_size", std::to_string(model.head_size)},
+      {"max_positions", std::to_string(model.max_positions)},
+      {"tied_embeddings", model.tied_embeddings ? "true" : "false"},
+      {"parameters", std::to_string(parameters)},
+  };
+  // A model may list several; the first begins a text.
+  if (!model.bos_tokens.empty()) metadata.push_back({"bos_token", std::to_string(model.bos_tokens.front())});
+  if (!model.eos_tokens.empty()) metadata.push_back({"eos_tokens", joined(model.eos_tokens)});
+  return metadata;
+}
+
+void create_output_folder(const Options& options) {
+  std::error_code error;
+  fs::create_directories(options.output, error);
+  if (error) throw Failure(MKRT_ERROR_FILE, text(base::shown_path(options.output), ": ", error.message()));
+  if (fs::equivalent(options.model, options.output, error)) {
+    throw Failure(MKRT_ERROR_ARGUMENT, text(base::shown_path(options.output), " is the model's own folder"));
+  }
+  // An older package in the folder stops being one before its weights are replaced.
+  fs::remove(fs::path(options.output) / kProgramFile, error);
+  if (error)
+    throw Failure(MKRT_ERROR_FILE, text(base::shown_path(options.output), "/", kProgramFile, ": ", error.message()));
+}
+
+void copy_companions(const Options& options) {
+  for (const char* name : kCopiedFiles) {
+    const fs::path source = fs::path(options.model) / name;
+    const fs::path target = fs::path(options.output) / name;
+    std::error_code error;
+    fs::remove(target, error);
+    if (!fs::exists(source)) continue;
+    fs::copy_file(source, target, fs::copy_options::overwrite_existing, error);
+    if (error) throw Failure(MKRT_ERROR_FILE, text(base::shown_path(target.string()), ": ", error.message()));
+  }
+}
+
+}  // namespace
+
+void compile_model(const Options& options, const ProgressCallback& progress) {
+  const ModelDescription model = read_model(options.model);
+  const Choices choices = resolve_choices(options, model);
+  Checkpoint checkpoint(options.model);
+  Plan plan = lower(model, choices, llm_isa());
+  const std::vector<BoundWeight> weights = bind_sources(plan.weights, checkpoint);
+  checkpoint.refuse_unused(model.tied_embeddings);
+  plan.program.metadata = make_metadata(model, choices, count_parameters(weights));
+
+  create_output_folder(options);
+  write_weights(weights, options.output + "/" + kWeightFile, progress);
+  copy_companions(options);
+  // Last: a folder with a program.json is a whole package.
+  package::write_program(plan.program, {.weights = {kWeightFile}, .sources = {}}, options.output + "/" + kProgramFile);
+}
+
+}  // namespace mkrt::compile

@@ -1,0 +1,504 @@
+#include "compile/lower.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cassert>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "base/failure.hpp"
+
+namespace mkrt::compile {
+namespace {
+
+using package::Dtype;
+using package::Operand;
+using package::Record;
+
+// Rows of a tile. 16 rows of a 2048-column matrix are one piece of 64 KB, and a 2048-row matrix gives 128 tiles: one
+// for nearly every SM of a 132-SM device, which is where a decoder's smaller matrices would otherwise leave SMs idle.
+constexpr uint32_t kTileRows = 16;
+// Beyond 8192 rows even tiles of 32 rows give each SM two and more. They halve the numbers taken from the queue, the
+// signals, and the candidates that `choose` looks through.
+constexpr uint64_t kLargeMatrixRows = 8192;
+constexpr uint32_t kLargeMatrixTileRows = 32;
+
+// Attention is split until it has about as many tiles as a large device has SMs: one pass, no second wave.
+constexpr uint64_t kAttentionTiles = 128;
+// A split of fewer positions than this costs more in its combination than it saves: at a full context, 64 rows of a
+// cache are 8 KB for 64-element heads, the smallest piece that memory delivers at nearly full rate.
+constexpr uint64_t kSmallestSplit = 64;
+
+// A host may give more stop tokens than the model has: eight places at least.
+constexpr uint64_t kStopTokens = 8;
+
+constexpr uint64_t round_up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+uint32_t parameter(uint64_t value) { return static_cast<uint32_t>(value); }
+uint32_t parameter(float value) { return std::bit_cast<uint32_t>(value); }
+
+// Sizes of one rank's part of the model. A split over ranks divides heads, feed-forward rows and vocabulary rows here;
+// lowering takes these sizes from nowhere else.
+struct Shape {
+  Shape(const ModelDescription& model, const Choices& choices)
+      : batch(choices.batch),
+        context(choices.context),
+        hidden(model.hidden),
+        feed_forward(model.feed_forward),
+        vocabulary(model.vocabulary),
+        kv_heads(model.kv_heads),
+        group(model.heads / model.kv_heads),
+        head_size(model.head_size) {
+    const uint64_t heads_tiles = batch * kv_heads;
+    const uint64_t wanted =
+        std::min(kAttentionTiles / std::min(heads_tiles, kAttentionTiles), context / kSmallestSplit);
+    splits = choices.splits ? choices.splits : std::max<uint64_t>(wanted, 1);
+  }
+
+  uint64_t q_rows() const { return kv_heads * group * head_size; }
+  uint64_t k_rows() const { return kv_heads * head_size; }
+  uint64_t qkv_rows() const { return q_rows() + 2 * k_rows(); }
+
+  uint64_t batch, context, hidden, feed_forward, vocabulary, kv_heads, group, head_size, splits;
+};
+
+// Builds one record after the other; operands and parameters are found by their names in the ISA.
+class Schedule {
+ public:
+  explicit Schedule(package::IsaDefinition isa) {
+    program_.isa = std::move(isa);
+    program_.entries.emplace_back().name = "decode";
+  }
+
+  uint32_t tensor(std::string name, Dtype dtype, std::vector<uint64_t> shape, uint32_t kind) {
+    package::Tensor& tensor = program_.tensors.emplace_back();
+    tensor.name = std::move(name);
+    tensor.dtype = dtype;
+    tensor.shape = std::move(shape);
+    tensor.kind = kind;
+    tensor.elements = 1;
+    for (const uint64_t size : tensor.shape) tensor.elements *= size;
+    tensor.size_bytes = tensor.elements * package::dtype_size(dtype);
+    return static_cast<uint32_t>(program_.tensors.size() - 1);
+  }
+
+  // A counter of its own name, to be signalled by one record.
+  uint32_t counter(std::string name) {
+    package::Entry& entry = program_.entries.front();
+    entry.counters.push_back({.name = std::move(name), .first = entry.counter_count, .size = 1});
+    return entry.counter_count++;
+  }
+
+  void begin(const char* opcode, std::string label, std::vector<uint64_t> grid) {
+    package::Entry& entry = program_.entries.front();
+    const auto& opcodes = program_.isa.opcodes;
+    const auto found = std::ranges::find(opcodes, std::string(opcode), &package::OpcodeDefinition::name);
+    assert(found != opcodes.end());
+    definition_ = &*found;
+    Record& record = entry.records.emplace_back();
+    record.opcode = static_cast<uint32_t>(found - opcodes.begin());
+    record.label = std::move(label);
+    record.dimensions = static_cast<uint32_t>(grid.size());
+    for (size_t d = 0; d < grid.size(); ++d) {
+      record.grid[d] = static_cast<uint32_t>(grid[d]);
+      record.tile_count *= grid[d];
+    }
+    record.first_tile = entry.tile_count;
+    entry.tile_count += record.tile_count;
+    record.operands.resize(found->operands.size());
+    record.parameters.resize(found->parameters.size());
+  }
+
+  template <class Value>
+  void set(const char* name, Value value) {
+    const auto found =
+        std::ranges::find(definition_->parameters, std::string(name), &package::ParameterDefinition::name);
+    assert(found != definition_->parameters.end());
+    record().parameters[found - definition_->parameters.begin()] = parameter(value);
+  }
+
+  // The slice's rows end with the part's last element where `limit` is given: the ragged end of a matrix's rows.
+  struct Slice {
+    uint64_t offset = 0;
+    uint64_t size = 0;
+    std::vector<uint64_t> strides = {};
+    uint64_t rows = 1;
+    uint64_t row_stride = 0;
+    uint64_t limit = 0;
+  };
+  void operand(const char* name, uint32_t tensor, const Slice& slice) {
+    const auto found = std::ranges::find(definition_->operands, std::string(name), &package::OperandDefinition::name);
+    assert(found != definition_->operands.end());
+    Operand operand{.tensor = tensor, .offset = slice.offset, .size = slice.size};
+    uint64_t largest = slice.size;
+    for (size_t d = 0; d < slice.strides.size(); ++d) {
+      operand.strides[d] = slice.strides[d];
+      largest += (record().grid[d] - 1) * slice.strides[d];
+    }
+    operand.limit = slice.limit ? slice.limit : largest;
+    operand.rows = static_cast<uint32_t>(slice.rows);
+    operand.row_stride = slice.row_stride;
+    record().operands[found - definition_->operands.begin()] = operand;
+  }
+  void whole(const char* name, uint32_t tensor) { operand(name, tensor, {.size = program_.tensors[tensor].elements}); }
+
+  void wait(uint32_t counter, int32_t step = 0) {
+    record().waits.push_back({.counter = counter, .array = counter, .step_offset = step});
+  }
+  void signal(uint32_t counter) { record().signals.push_back({.counter = counter, .array = counter}); }
+
+  package::Program take() { return std::move(program_); }
+
+ private:
+  Record& record() { return program_.entries.front().records.back(); }
+
+  package::Program program_;
+  const package::OpcodeDefinition* definition_ = nullptr;
+};
+
+// A packed matrix of the package, as the instructions address it.
+struct Matrix {
+  uint32_t tensor = 0;
+  uint64_t rows = 0;  // without padding
+  uint64_t columns = 0;
+  uint64_t tile_rows = 0;
+
+  uint64_t tiles() const { return (rows + tile_rows - 1) / tile_rows; }
+  uint64_t tile_elements() const { return tile_rows * round_up(columns, kBlockColumns); }
+};
+
+struct Layer {
+  uint32_t attention_norm, feed_forward_norm;
+  std::optional<uint32_t> q_norm, k_norm, qkv_bias, output_bias;
+  Matrix qkv, output, gate_up, down;
+  uint32_t k_cache, v_cache;
+};
+
+class Lowering {
+ public:
+  Lowering(const ModelDescription& model, const Choices& choices, package::IsaDefinition isa)
+      : model_(model), choices_(choices), shape_(model, choices), schedule_(std::move(isa)) {}
+
+  Plan run() {
+    declare_tensors();
+    emit_begin();
+    for (uint64_t i = 0; i < model_.layers; ++i) emit_layer(i, declare_layer(i));
+    emit_end();
+    // Matrices first: every one of them then starts at a multiple of its blocks' 512 bytes in the weight file.
+    std::ranges::stable_partition(weights_, &Weight::is_matrix);
+    return {schedule_.take(), std::move(weights_)};
+  }
+
+ private:
+  // --- tensors -------------------------------------------------------------------------------------------------
+
+  uint32_t scratch(std::string name, std::vector<uint64_t> shape, Dtype dtype = Dtype::f32) {
+    return schedule_.tensor(std::move(name), dtype, std::move(shape), MKRT_TENSOR_SCRATCH);
+  }
+
+  void declare_tensors() {
+    const Shape& s = shape_;
+    tokens_ = schedule_.tensor("tokens", Dtype::i32, {s.batch, s.context}, MKRT_TENSOR_STATE);
+    positions_ = schedule_.tensor("positions", Dtype::i32, {s.batch}, MKRT_TENSOR_STATE);
+    active_ = schedule_.tensor("active", Dtype::i32, {s.batch}, MKRT_TENSOR_STATE);
+    prompt_length_ = schedule_.tensor("prompt_length", Dtype::i32, {s.batch}, MKRT_TENSOR_INPUT);
+    const uint64_t stop_tokens = std::max<uint64_t>(kStopTokens, model_.eos_tokens.size());
+    stop_tokens_ = schedule_.tensor("stop_tokens", Dtype::i32, {stop_tokens}, MKRT_TENSOR_INPUT);
+    stop_count_ = schedule_.tensor("stop_count", Dtype::i32, {1}, MKRT_TENSOR_INPUT);
+    logits_ = schedule_.tensor("logits", Dtype::f32, {s.batch, s.vocabulary}, MKRT_TENSOR_OUTPUT);
+
+    h_ = scratch("h", {s.batch, s.hidden});
+    rotation_ = scratch("rotation", {s.batch, s.head_size});
+    qkv_ = scratch("qkv", {s.batch, s.qkv_rows()});
+    attention_ = scratch("attention", {s.batch, s.q_rows()});
+    feed_forward_ = scratch("feed_forward", {s.batch, s.feed_forward});
+    if (s.splits > 1) {
+      partial_ = scratch("attention.partial", {s.batch, s.kv_heads, s.splits, s.group, s.head_size});
+      statistics_ = scratch("attention.statistics", {s.batch, s.kv_heads, s.splits, s.group, 2});
+    }
+    embedding_ = matrix("embedding", {{"model.embed_tokens.weight", s.vocabulary}}, s.hidden);
+    frequencies_ = vector("rope_frequencies", Weight::Layout::values, {}, rope_frequencies(model_));
+  }
+
+  Layer declare_layer(uint64_t index) {
+    const Shape& s = shape_;
+    const std::string in = base::text("model.layers.", index, ".");
+    const std::string out = base::text("l", index, ".");
+    const auto norm = [&](const char* name, const char* source, uint64_t size) {
+      return vector(out + name, Weight::Layout::vector, {{in + source + ".weight", size}});
+    };
+
+    Layer layer{};
+    layer.attention_norm = norm("attention_norm", "input_layernorm", s.hidden);
+    layer.qkv = matrix(out + "qkv.weight",
+                       {{in + "self_attn.q_proj.weight", s.q_rows()},
+                        {in + "self_attn.k_proj.weight", s.k_rows()},
+                        {in + "self_attn.v_proj.weight", s.k_rows()}},
+                       s.hidden);
+    if (model_.qkv_bias) {
+      layer.qkv_bias = vector(out + "qkv.bias", Weight::Layout::vector,
+                              {{in + "self_attn.q_proj.bias", s.q_rows()},
+                               {in + "self_attn.k_proj.bias", s.k_rows()},
+                               {in + "self_attn.v_proj.bias", s.k_rows()}});
+    }
+    if (model_.per_head_norm) {
+      layer.q_norm = norm("q_norm", "self_attn.q_norm", s.head_size);
+      layer.k_norm = norm("k_norm", "self_attn.k_norm", s.head_size);
+    }
+    layer.output = matrix(out + "o.weight", {{in + "self_attn.o_proj.weight", s.hidden}}, s.q_rows());
+    if (model_.output_bias) {
+      layer.output_bias = vector(out + "o.bias", Weight::Layout::vector, {{in + "self_attn.o_proj.bias", s.hidden}});
+    }
+    layer.feed_forward_norm = norm("feed_forward_norm", "post_attention_layernorm", s.hidden);
+    layer.gate_up = matrix(out + "gate_up.weight",
+                           {{in + "mlp.gate_proj.weight", s.feed_forward}, {in + "mlp.up_proj.weight", s.feed_forward}},
+                           s.hidden, Weight::Layout::interleaved);
+    layer.down = matrix(out + "down.weight", {{in + "mlp.down_proj.weight", s.hidden}}, s.feed_forward);
+
+    const std::vector<uint64_t> cache{s.batch, s.kv_heads, s.context, s.head_size};
+    layer.k_cache = schedule_.tensor(out + "k_cache", Dtype::f16, cache, MKRT_TENSOR_STATE);
+    layer.v_cache = schedule_.tensor(out + "v_cache", Dtype::f16, cache, MKRT_TENSOR_STATE);
+    return layer;
+  }
+
+  Matrix matrix(std::string name, std::vector<Weight::Source> sources, uint64_t columns,
+                Weight::Layout layout = Weight::Layout::matrix) {
+    Matrix matrix{.columns = columns};
+    for (const Weight::Source& source : sources) matrix.rows += source.rows;
+    // Gate and up end together, with a block each.
+    if (layout == Weight::Layout::interleaved) matrix.rows = 2 * round_up(sources[0].rows, kBlockRows);
+    matrix.tile_rows = choices_.tile_rows               ? choices_.tile_rows
+                       : matrix.rows > kLargeMatrixRows ? kLargeMatrixTileRows
+                                                        : kTileRows;
+    weights_.push_back({std::move(name), layout, std::move(sources), columns, matrix.tile_rows, {}});
+    matrix.tensor = weight_tensor();
+    return matrix;
+  }
+
+  uint32_t vector(std::string name, Weight::Layout layout, std::vector<Weight::Source> sources,
+                  std::vector<float> values = {}) {
+    weights_.push_back({std::move(name), layout, std::move(sources), 1, 1, std::move(values)});
+    return weight_tensor();
+  }
+
+  // The tensor of the weight that was listed last.
+  uint32_t weight_tensor() {
+    const Weight& weight = weights_.back();
+    return schedule_.tensor(weight.name, weight.dtype(), weight.shape(), MKRT_TENSOR_WEIGHT);
+  }
+
+  // --- records -------------------------------------------------------------------------------------------------
+
+  // What all three kinds of matrix product share: input rows, norm, the tile's piece of the matrix.
+  void begin_linear(const char* opcode, std::string label, const Matrix& matrix, uint32_t x,
+                    std::optional<uint32_t> norm) {
+    schedule_.begin(opcode, std::move(label), {matrix.tiles()});
+    schedule_.set("columns", matrix.columns);
+    schedule_.set("batch", shape_.batch);
+    schedule_.set("tile_rows", matrix.tile_rows);
+    schedule_.set("epsilon", model_.epsilon);
+    schedule_.operand("x", x, {.size = matrix.columns, .rows = shape_.batch, .row_stride = matrix.columns});
+    if (norm) schedule_.whole("norm", *norm);
+    schedule_.operand("weight", matrix.tensor, {.size = matrix.tile_elements(), .strides = {matrix.tile_elements()}});
+  }
+
+  // The tile's rows of an activation that has `columns` values a sequence.
+  void tile_rows(const char* name, uint32_t tensor, uint64_t size, uint64_t columns) {
+    schedule_.operand(name, tensor,
+                      {.size = size, .strides = {size}, .rows = shape_.batch, .row_stride = columns, .limit = columns});
+  }
+
+  void tile_bias(const Matrix& matrix, uint32_t bias) {
+    schedule_.operand("bias", bias, {.size = matrix.tile_rows, .strides = {matrix.tile_rows}, .limit = matrix.rows});
+  }
+
+  // One element of an i32 tensor for each sequence, the first dimension of the grid.
+  void of_sequence(const char* name, uint32_t tensor, uint64_t size = 1) {
+    schedule_.operand(name, tensor, {.size = size, .strides = {size}});
+  }
+
+  // Ends a record that signals a counter of its own, and has the next one wait for it.
+  void end(std::string counter) {
+    previous_ = schedule_.counter(std::move(counter));
+    schedule_.signal(previous_);
+  }
+
+  void emit_begin() {
+    const Shape& s = shape_;
+    chosen_ = schedule_.counter("chosen");
+    schedule_.begin("rotation", "rotation", {s.batch});
+    of_sequence("position", positions_);
+    schedule_.whole("frequencies", frequencies_);
+    of_sequence("out", rotation_, s.head_size);
+    schedule_.wait(chosen_, -1);
+    end("rotation");
+    rotated_ = previous_;
+
+    schedule_.begin("embed", "embed", {s.batch});
+    schedule_.set("vocabulary", s.vocabulary);
+    schedule_.set("columns", s.hidden);
+    of_sequence("tokens", tokens_, s.context);
+    of_sequence("position", positions_);
+    schedule_.whole("table", embedding_.tensor);
+    of_sequence("out", h_, s.hidden);
+    schedule_.wait(chosen_, -1);
+    end("embed");
+  }
+
+  void emit_layer(uint64_t index, const Layer& layer) {
+    const std::string name = base::text("l", index, ".");
+    emit_qkv(name + "qkv", layer);
+    emit_attention(name + "attention", layer, index == 0);
+    if (shape_.splits > 1) emit_combine(name + "combine");
+    emit_residual(name + "o", layer.output, attention_, layer.output_bias);
+    emit_gate_up(name + "gate_up", layer);
+    emit_residual(name + "down", layer.down, feed_forward_, std::nullopt);
+  }
+
+  void emit_qkv(std::string name, const Layer& layer) {
+    begin_linear("linear", name, layer.qkv, h_, layer.attention_norm);
+    if (layer.qkv_bias) tile_bias(layer.qkv, *layer.qkv_bias);
+    tile_rows("out", qkv_, layer.qkv.tile_rows, layer.qkv.rows);
+    schedule_.wait(previous_);
+    end(std::move(name));
+  }
+
+  void emit_attention(std::string name, const Layer& layer, bool first) {
+    const Shape& s = shape_;
+    schedule_.begin("attention", name, {s.batch, s.kv_heads, s.splits});
+    schedule_.set("group", s.group);
+    schedule_.set("head_size", s.head_size);
+    schedule_.set("context", s.context);
+    schedule_.set("splits", s.splits);
+    schedule_.set("scale", static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.head_size))));
+    schedule_.set("epsilon", model_.epsilon);
+    const uint64_t q_size = s.group * s.head_size;
+    const auto head = [&](const char* operand, uint64_t offset, uint64_t size) {
+      schedule_.operand(operand, qkv_, {.offset = offset, .size = size, .strides = {s.qkv_rows(), size}});
+    };
+    of_sequence("position", positions_);
+    of_sequence("rotation", rotation_, s.head_size);
+    head("q", 0, q_size);
+    head("k", s.q_rows(), s.head_size);
+    head("v", s.q_rows() + s.k_rows(), s.head_size);
+    if (layer.q_norm) schedule_.whole("q_norm", *layer.q_norm);
+    if (layer.k_norm) schedule_.whole("k_norm", *layer.k_norm);
+    const uint64_t cache = s.context * s.head_size;
+    schedule_.operand("k_cache", layer.k_cache, {.size = cache, .strides = {s.kv_heads * cache, cache}});
+    schedule_.operand("v_cache", layer.v_cache, {.size = cache, .strides = {s.kv_heads * cache, cache}});
+    if (s.splits > 1) {
+      const auto split = [&](const char* operand, uint32_t tensor, uint64_t size) {
+        schedule_.operand(operand, tensor,
+                          {.size = size, .strides = {s.kv_heads * s.splits * size, s.splits * size, size}});
+      };
+      split("out", partial_, q_size);
+      split("statistics", statistics_, s.group * 2);
+    } else {
+      schedule_.operand("out", attention_, {.size = q_size, .strides = {s.q_rows(), q_size}});
+    }
+    schedule_.wait(previous_);
+    // The angles of a step hold for all layers; what comes after the first layer comes after this wait.
+    if (first) schedule_.wait(rotated_);
+    end(std::move(name));
+  }
+
+  void emit_combine(std::string name) {
+    const Shape& s = shape_;
+    const uint64_t q_size = s.group * s.head_size;
+    schedule_.begin("attention_combine", name, {s.batch, s.kv_heads});
+    schedule_.set("group", s.group);
+    schedule_.set("head_size", s.head_size);
+    schedule_.set("splits", s.splits);
+    const auto splits = [&](const char* operand, uint32_t tensor, uint64_t size) {
+      schedule_.operand(operand, tensor,
+                        {.size = s.splits * size, .strides = {s.kv_heads * s.splits * size, s.splits * size}});
+    };
+    splits("partial", partial_, q_size);
+    splits("statistics", statistics_, s.group * 2);
+    schedule_.operand("out", attention_, {.size = q_size, .strides = {s.q_rows(), q_size}});
+    schedule_.wait(previous_);
+    end(std::move(name));
+  }
+
+  // h += W x: the residual stream is updated in place; a tile reads only the values that it writes.
+  void emit_residual(std::string name, const Matrix& matrix, uint32_t x, std::optional<uint32_t> bias) {
+    begin_linear("linear", name, matrix, x, std::nullopt);
+    if (bias) tile_bias(matrix, *bias);
+    tile_rows("residual", h_, matrix.tile_rows, shape_.hidden);
+    tile_rows("out", h_, matrix.tile_rows, shape_.hidden);
+    schedule_.wait(previous_);
+    end(std::move(name));
+  }
+
+  void emit_gate_up(std::string name, const Layer& layer) {
+    begin_linear("linear_swiglu", name, layer.gate_up, h_, layer.feed_forward_norm);
+    tile_rows("out", feed_forward_, layer.gate_up.tile_rows / 2, shape_.feed_forward);
+    schedule_.wait(previous_);
+    end(std::move(name));
+  }
+
+  void emit_end() {
+    const Shape& s = shape_;
+    const uint32_t norm = vector("final_norm", Weight::Layout::vector, {{"model.norm.weight", s.hidden}});
+    const Matrix head =
+        model_.tied_embeddings ? embedding_ : matrix("head.weight", {{"lm_head.weight", s.vocabulary}}, s.hidden);
+    const uint32_t best_value = scratch("best_value", {s.batch, head.tiles()});
+    const uint32_t best_index = scratch("best_index", {s.batch, head.tiles()}, Dtype::i32);
+    begin_linear("linear_best", "head", head, h_, norm);
+    schedule_.set("first_index", uint64_t{0});
+    tile_rows("out", logits_, head.tile_rows, s.vocabulary);
+    tile_rows("best_value", best_value, 1, head.tiles());
+    tile_rows("best_index", best_index, 1, head.tiles());
+    schedule_.wait(previous_);
+    end("head");
+
+    schedule_.begin("choose", "choose", {s.batch});
+    of_sequence("best_value", best_value, head.tiles());
+    of_sequence("best_index", best_index, head.tiles());
+    of_sequence("prompt_length", prompt_length_);
+    schedule_.whole("stop_tokens", stop_tokens_);
+    schedule_.whole("stop_count", stop_count_);
+    of_sequence("tokens", tokens_, s.context);
+    of_sequence("position", positions_);
+    of_sequence("active", active_);
+    schedule_.wait(previous_);
+    schedule_.signal(chosen_);
+  }
+
+  const ModelDescription& model_;
+  const Choices& choices_;
+  const Shape shape_;
+  Schedule schedule_;
+  std::vector<Weight> weights_;
+  uint32_t tokens_ = 0, positions_ = 0, active_ = 0, prompt_length_ = 0, stop_tokens_ = 0, stop_count_ = 0;
+  uint32_t logits_ = 0, h_ = 0, rotation_ = 0, qkv_ = 0, attention_ = 0, feed_forward_ = 0;
+  uint32_t partial_ = 0, statistics_ = 0, frequencies_ = 0;
+  Matrix embedding_;
+  uint32_t chosen_ = 0;    // every sequence's choice of a step is made
+  uint32_t rotated_ = 0;   // the step's angles are there
+  uint32_t previous_ = 0;  // the counter of the record before
+};
+
+}  // namespace
+
+uint64_t Weight::padded_rows() const {
+  if (layout == Layout::values) return values.size();
+  uint64_t rows = 0;
+  for (const Source& source : sources) rows += source.rows;
+  if (layout == Layout::interleaved) rows = 2 * round_up(sources[0].rows, kBlockRows);
+  return is_matrix() ? round_up(rows, tile_rows) : rows;
+}
+
+uint64_t Weight::padded_columns() const { return is_matrix() ? round_up(columns, kBlockColumns) : 1; }
+
+std::vector<uint64_t> Weight::shape() const {
+  if (!is_matrix()) return {padded_rows()};
+  return {padded_rows() / kBlockRows, padded_columns() / kBlockColumns, kBlockRows, kBlockColumns};
+}
+
+Plan lower(const ModelDescription& model, const Choices& choices, package::IsaDefinition isa) {
+  return Lowering(model, choices, std::move(isa)).run();
+}
+
+}  // namespace mkrt::compile

@@ -1,0 +1,287 @@
+// Whole packages: what the compiler writes is read, checked, and measured against the model folder.
+#include "compile/compile.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/failure.hpp"
+#include "compile/model.hpp"
+#include "compile/pack.hpp"
+#include "package/reader.hpp"
+#include "random_model.hpp"
+#include "reference_decoder.hpp"
+#include "temporary_folder.hpp"
+#include "verify/verify.hpp"
+
+using namespace mkrt;
+using test::TemporaryFolder;
+
+namespace {
+
+const std::string kNovelist = std::string(MKRT_TEST_DATA) + "/novelist";
+
+struct Compiled {
+  TemporaryFolder model, package;
+  package::Program program;
+};
+
+// Compiles a random model of a named shape after `change` has had its way with the config.
+std::unique_ptr<Compiled> compile_random(const char* shape, compile::Options options = {},
+                                         const std::function<void(tools::RandomModel&)>& change = {}) {
+  auto compiled = std::make_unique<Compiled>();
+  tools::RandomModel model;
+  model.config = tools::shape_config(shape);
+  if (change) change(model);
+  tools::write_random_model(model, compiled->model.path());
+  options.model = compiled->model.path();
+  options.output = compiled->package.path();
+  compile::compile_model(options);
+  compiled->program = package::read_package(options.output);
+  return compiled;
+}
+
+const package::Tensor* find_tensor(const package::Program& program, const std::string& name) {
+  const auto found = std::ranges::find(program.tensors, name, &package::Tensor::name);
+  return found == program.tensors.end() ? nullptr : &*found;
+}
+
+std::string metadata(const package::Program& program, const std::string& key) {
+  const auto found = std::ranges::find(program.metadata, key, &package::Metadata::key);
+  return found == program.metadata.end() ? "(absent)" : found->value;
+}
+
+const package::Record& find_record(const package::Program& program, const std::string& label) {
+  const auto found = std::ranges::find(program.entries[0].records, label, &package::Record::label);
+  REQUIRE(found != program.entries[0].records.end());
+  return *found;
+}
+
+// Element (row, column) of a packed matrix in the package, as isa/README.md gives its place.
+double packed_element(const package::Program& program, const char* name, uint64_t row, uint64_t column) {
+  const package::Tensor* tensor = find_tensor(program, name);
+  REQUIRE(tensor);
+  const uint64_t place = ((row / 8) * tensor->shape[1] + column / 32) * 256 + (row % 8) * 32 + column % 32;
+  uint16_t bits = 0;
+  std::memcpy(&bits, tensor->sources[0].bytes.data() + place * 2, 2);
+  return compile::widen_bf16(bits);
+}
+
+mkrt_status status_of(const compile::Options& options, std::string& sentence) {
+  try {
+    compile::compile_model(options);
+  } catch (const base::Failure& failure) {
+    sentence = failure.message();
+    return failure.status();
+  }
+  return MKRT_OK;
+}
+
+}  // namespace
+
+TEST_CASE("a real model becomes a package that reads back, passes every check and tells hosts what they need") {
+  const TemporaryFolder folder;
+  uint64_t done = 0, total = 0;
+  compile::compile_model({kNovelist, folder.path("package")},
+                         [&](uint64_t now, uint64_t all) { done = now, total = all; });
+  CHECK(done == total);
+  CHECK(total >= 6500000);
+  const package::Program program = package::read_package(folder.path("package"));
+  CHECK_NOTHROW(verify::check(program));
+  CHECK(program.entries.size() == 1);
+  CHECK(program.entries[0].name == "decode");
+  CHECK(metadata(program, "model_type") == "llama");
+  CHECK(metadata(program, "architecture") == "LlamaForCausalLM");
+  CHECK(metadata(program, "vocabulary") == "2048");
+  CHECK(metadata(program, "context") == "1024");
+  CHECK(metadata(program, "batch") == "1");
+  CHECK(metadata(program, "bos_token") == "0");
+  CHECK(metadata(program, "eos_tokens") == "1");
+  CHECK(metadata(program, "tied_embeddings") == "true");
+  CHECK(metadata(program, "parameters") == "3279104");
+  CHECK(std::filesystem::exists(folder.path("package/tokenizer.json")));
+  CHECK(std::filesystem::exists(folder.path("package/generation_config.json")));
+}
+
+TEST_CASE("the tensors that hosts use have the documented shapes and kinds") {
+  compile::Options options;
+  options.batch = 3, options.context = 40;
+  const auto compiled = compile_random("tiny-qwen3", options);
+  struct Expected {
+    const char* name;
+    package::Dtype dtype;
+    std::vector<uint64_t> shape;
+    uint32_t kind;
+  };
+  for (const Expected& expected : {Expected{"tokens", package::Dtype::i32, {3, 40}, MKRT_TENSOR_STATE},
+                                   {"positions", package::Dtype::i32, {3}, MKRT_TENSOR_STATE},
+                                   {"active", package::Dtype::i32, {3}, MKRT_TENSOR_STATE},
+                                   {"prompt_length", package::Dtype::i32, {3}, MKRT_TENSOR_INPUT},
+                                   {"stop_tokens", package::Dtype::i32, {8}, MKRT_TENSOR_INPUT},
+                                   {"stop_count", package::Dtype::i32, {1}, MKRT_TENSOR_INPUT},
+                                   {"logits", package::Dtype::f32, {3, 411}, MKRT_TENSOR_OUTPUT}}) {
+    CAPTURE(expected.name);
+    const package::Tensor* tensor = find_tensor(compiled->program, expected.name);
+    REQUIRE(tensor);
+    CHECK(tensor->dtype == expected.dtype);
+    CHECK(tensor->shape == expected.shape);
+    CHECK(tensor->kind == expected.kind);
+  }
+}
+
+TEST_CASE("schedules of every family, batch, split and tile size pass every check") {
+  for (const char* shape : {"tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-qwen3"}) {
+    for (const uint32_t batch : {1, 3, 16}) {
+      for (const uint32_t splits : {0, 1, 5}) {
+        for (const uint32_t tile_rows : {0, 48}) {
+          CAPTURE(shape);
+          CAPTURE(batch);
+          CAPTURE(splits);
+          CAPTURE(tile_rows);
+          compile::Options options;
+          options.batch = batch, options.splits = splits, options.tile_rows = tile_rows;
+          const auto compiled = compile_random(shape, options);
+          CHECK_NOTHROW(verify::check(compiled->program));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("every matrix element of a package is the model's, rounded to bf16") {
+  for (const auto dtype : {tools::StoredDtype::bf16, tools::StoredDtype::f16, tools::StoredDtype::f32}) {
+    const auto compiled = compile_random("tiny-llama", {}, [&](tools::RandomModel& model) {
+      model.dtype = dtype;
+      model.shards = 3;
+      model.config["attention_bias"] = true;
+    });
+    const reference::Weights weights(compiled->model.path());
+    const auto compare = [&](const char* packed, const std::string& source, auto row_in_package) {
+      const reference::Matrix& matrix = weights.get(source);
+      size_t wrong = 0;
+      for (uint64_t row = 0; row < matrix.rows; ++row) {
+        for (uint64_t column = 0; column < matrix.columns; ++column) {
+          const auto value = static_cast<float>(matrix.values[row * matrix.columns + column]);
+          wrong += packed_element(compiled->program, packed, row_in_package(row), column) !=
+                   compile::widen_bf16(compile::round_to_bf16(value));
+        }
+      }
+      CAPTURE(source);
+      CHECK(wrong == 0);
+    };
+    const auto same = [](uint64_t row) { return row; };
+    compare("embedding", "model.embed_tokens.weight", same);
+    compare("l1.qkv.weight", "model.layers.1.self_attn.q_proj.weight", same);
+    compare("l1.qkv.weight", "model.layers.1.self_attn.k_proj.weight", [](uint64_t row) { return 156 + row; });
+    compare("l1.qkv.weight", "model.layers.1.self_attn.v_proj.weight", [](uint64_t row) { return 208 + row; });
+    compare("l2.o.weight", "model.layers.2.self_attn.o_proj.weight", same);
+    compare("l0.gate_up.weight", "model.layers.0.mlp.gate_proj.weight",
+            [](uint64_t row) { return row / 8 * 16 + row % 8; });
+    compare("l0.gate_up.weight", "model.layers.0.mlp.up_proj.weight",
+            [](uint64_t row) { return row / 8 * 16 + 8 + row % 8; });
+    compare("l2.down.weight", "model.layers.2.mlp.down_proj.weight", same);
+    const package::Tensor* bias = find_tensor(compiled->program, "l1.qkv.bias");
+    REQUIRE(bias);
+    CHECK(bias->shape == std::vector<uint64_t>{260});
+    CHECK(find_tensor(compiled->program, "l1.o.bias"));
+  }
+}
+
+TEST_CASE("tied embeddings share one matrix, untied ones have a head of their own") {
+  const auto tied = compile_random("tiny-llama"), untied = compile_random("tiny-mistral");
+  const auto head_tensor = [](const Compiled& compiled) {
+    const package::Record& head = find_record(compiled.program, "head");
+    const auto& opcode = compiled.program.isa.opcodes[head.opcode];
+    const auto weight = std::ranges::find(opcode.operands, "weight", &package::OperandDefinition::name);
+    return compiled.program.tensors[head.operands[weight - opcode.operands.begin()]->tensor].name;
+  };
+  CHECK(head_tensor(*tied) == "embedding");
+  CHECK(head_tensor(*untied) == "head.weight");
+}
+
+TEST_CASE("tile sizes and splits follow the options, and the shape where they are zero") {
+  compile::Options options;
+  options.splits = 3, options.tile_rows = 32;
+  auto compiled = compile_random("tiny-qwen3", options);
+  CHECK(find_record(compiled->program, "l0.attention").grid[2] == 3);
+  CHECK(find_record(compiled->program, "l0.combine").tile_count == 2);
+  CHECK(find_record(compiled->program, "l0.o").grid[0] == 3);  // 88 rows
+
+  compiled = compile_random("tiny-qwen3");
+  CHECK(find_record(compiled->program, "l0.o").grid[0] == 6);
+  CHECK(find_record(compiled->program, "l0.attention").grid[2] == 2);  // 128 positions, 64 each
+
+  // A head of more than 8192 rows has larger tiles than the layers.
+  compiled = compile_random("tiny-qwen3", {}, [](tools::RandomModel& model) { model.config["vocab_size"] = 8200; });
+  CHECK(find_record(compiled->program, "head").grid[0] == 257);
+}
+
+TEST_CASE("options that do not fit the model are refused") {
+  const TemporaryFolder folder;
+  std::string sentence;
+  compile::Options options{kNovelist, folder.path("package")};
+  options.batch = 17;
+  CHECK(status_of(options, sentence) == MKRT_ERROR_ARGUMENT);
+  options.batch = 0;
+  CHECK(status_of(options, sentence) == MKRT_ERROR_ARGUMENT);
+  options.batch = 1, options.context = 1025;
+  CHECK(status_of(options, sentence) == MKRT_ERROR_ARGUMENT);
+  CHECK(sentence.find("1024") != std::string::npos);
+  options.context = 0, options.tile_rows = 24;
+  CHECK(status_of(options, sentence) == MKRT_ERROR_ARGUMENT);
+  options.tile_rows = 0, options.context = 4, options.splits = 5;
+  CHECK(status_of(options, sentence) == MKRT_ERROR_ARGUMENT);
+  CHECK_FALSE(std::filesystem::exists(folder.path("package")));
+}
+
+TEST_CASE("the output may not be the model's folder") {
+  const TemporaryFolder folder;
+  std::filesystem::copy(kNovelist, folder.path("model"), std::filesystem::copy_options::recursive);
+  std::string sentence;
+  CHECK(status_of({folder.path("model"), folder.path("model") + "/."}, sentence) == MKRT_ERROR_ARGUMENT);
+  CHECK(std::filesystem::exists(folder.path("model/tokenizer.json")));
+}
+
+TEST_CASE("a failed compilation leaves no package behind, not even an older one") {
+  const TemporaryFolder folder;
+  std::filesystem::copy(kNovelist, folder.path("model"), std::filesystem::copy_options::recursive);
+  compile::Options options{folder.path("model"), folder.path("package")};
+  std::string sentence;
+  REQUIRE(status_of(options, sentence) == MKRT_OK);
+  REQUIRE(std::filesystem::exists(folder.path("package/program.json")));
+
+  struct Interruption {};
+  CHECK_THROWS_AS(compile::compile_model(options, [](uint64_t, uint64_t) { throw Interruption(); }), Interruption);
+  CHECK_FALSE(std::filesystem::exists(folder.path("package/program.json")));
+  REQUIRE(status_of(options, sentence) == MKRT_OK);
+  CHECK_NOTHROW(package::read_package(options.output));
+}
+
+TEST_CASE("weights that contradict the config are refused by the tensor's name") {
+  const TemporaryFolder folder;
+  std::string sentence;
+  const auto status_with = [&](const char* field, const nlohmann::json& value) {
+    tools::RandomModel model;
+    model.config = tools::shape_config("tiny-qwen3");
+    tools::write_random_model(model, folder.path("model"));
+    model.config[field] = value;
+    folder.write("model/config.json", model.config.dump());
+    return status_of({folder.path("model"), folder.path("package")}, sentence);
+  };
+  const auto named = [&](const char* part) { return sentence.find(part) != std::string::npos; };
+  CHECK(status_with("num_hidden_layers", 4) == MKRT_ERROR_FORMAT);
+  CHECK(named("model.layers.3."));
+  CHECK(status_with("num_hidden_layers", 2) == MKRT_ERROR_UNSUPPORTED);
+  CHECK(named("model.layers.2."));
+  CHECK(status_with("num_key_value_heads", 1) == MKRT_ERROR_FORMAT);
+  CHECK(named("k_proj"));
+  CHECK(status_with("vocab_size", 410) == MKRT_ERROR_FORMAT);
+  CHECK(named("embed_tokens"));
+  CHECK(status_with("attention_bias", true) == MKRT_ERROR_FORMAT);
+  CHECK(named(".bias"));
+  CHECK_FALSE(std::filesystem::exists(folder.path("package/program.json")));
+}
