@@ -18,9 +18,9 @@ class Effort {
   void charge(uint64_t steps) {
     used_ += steps < kLimit ? steps : kLimit;
     if (used_ >= kLimit) {
-      throw base::Failure(MKRT_ERROR_SCHEDULE, base::text("entry ", entry_, ": the order of its tiles is too intricate ",
-                                                          "to be checked; use fewer counters, or slices that are less ",
-                                                          "scattered"));
+      throw base::Failure(MKRT_ERROR_SCHEDULE,
+                          base::text("entry ", entry_, ": the order of its tiles is too intricate ",
+                                     "to be checked; use fewer counters, or slices that are less ", "scattered"));
     }
   }
 

@@ -1,0 +1,20 @@
+// Counters: what a step adds to each, and whether what is waited for can come.
+#pragma once
+
+#include <vector>
+
+#include "verify/effort.hpp"
+#include "verify/groups.hpp"
+#include "verify/report.hpp"
+#include "verify/verify.hpp"
+
+namespace mkrt::verify {
+
+// Refuses waits and signals of counters outside their array, of unknown ranks or steps. Needed before group_tiles.
+void check_counter_ranges(const Context& context, uint32_t record);
+
+// What every wait of the entry means. Refuses waits that cannot be met, that name counters with different totals, or
+// that a later record or the own one would have to meet; and counters that could overflow.
+CheckedEntry resolve_waits(const Context& context, const std::vector<RecordGroups>& groups, Effort& effort);
+
+}  // namespace mkrt::verify

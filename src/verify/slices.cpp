@@ -1,0 +1,154 @@
+#include "verify/slices.hpp"
+
+#include "base/failure.hpp"
+#include "verify/arithmetic.hpp"
+#include "verify/groups.hpp"
+
+namespace mkrt::verify {
+namespace {
+
+using package::Access;
+using package::Constraint;
+using package::ConstraintFactor;
+using package::Operand;
+using package::Record;
+using package::Tensor;
+
+// One operand of one record, with the texts that its failures need.
+struct Slice {
+  const Context& context;
+  uint32_t record_index;
+  const Record& record;
+  const package::OperandDefinition& definition;
+  const Operand& operand;
+  const Tensor& tensor;
+
+  std::string text() const {
+    return base::text("operand ", quoted(definition.name), " on tensor ", quoted(tensor.name));
+  }
+  [[noreturn]] void fail(const std::string& problem) const {
+    fail_record(context, record_index, base::text(text(), " ", problem));
+  }
+  [[noreturn]] void fail_last_tile(uint32_t rank, const std::string& problem) const {
+    fail_tile(context, record_index, record.tile_count - 1, rank, base::text(text(), " ", problem));
+  }
+};
+
+void check_selector(const Slice& slice, const mkrt_rank_selector& selector) {
+  const bool reads = slice.definition.access != Access::write;
+  if (slice.tensor.kind == MKRT_TENSOR_WEIGHT) {
+    if (slice.definition.access != Access::read) slice.fail("is written, but weights are constant");
+    if (selector.mode != MKRT_RANK_SELF) slice.fail("names another rank, but weights exist only on their own");
+  }
+  if (selector.mode == MKRT_RANK_ALL && reads) slice.fail("is read from all ranks; only writes may name all");
+}
+
+// Everything becomes bytes in the encoded table, so everything must fit in 63 bits as bytes, used or not.
+void check_magnitudes(const Slice& slice) {
+  const Operand& operand = slice.operand;
+  const uint64_t element = package::dtype_size(slice.tensor.dtype);
+  const auto check = [&](Checked elements, const char* what) {
+    if (!(elements * element).fits_63_bits()) slice.fail(base::text("has a ", what, " that is too large"));
+  };
+  check(operand.offset, "offset");
+  check(Checked(operand.rank_stride) * (slice.context.rank_count() - 1), "rank_stride");
+  for (uint64_t stride : operand.strides) check(stride, "stride");
+  check(operand.size, "size");
+  check(operand.limit, "limit");
+  check(operand.row_stride, "row_stride");
+}
+
+// Strides are not negative, so the last tile's last row on the last rank ends last: if it lies in the tensor, all do.
+void check_bounds(const Slice& slice) {
+  const Operand& operand = slice.operand;
+  const uint32_t last_rank = slice.context.rank_count() - 1;
+  Checked start = 0;
+  for (size_t d = 0; d < operand.strides.size(); ++d) {
+    start = start + Checked(slice.record.grid[d] - 1) * operand.strides[d];
+  }
+  const Checked row_end = start + operand.size;
+  if (!row_end.fits_63_bits()) slice.fail_last_tile(0, "starts beyond 63 bits");
+  if (start.value() >= operand.limit) {
+    slice.fail_last_tile(0, base::text("starts at ", start.value(), ", which is not below its limit ", operand.limit));
+  }
+  const uint64_t cut_end = row_end.value() < operand.limit ? row_end.value() : operand.limit;
+  const Checked end = Checked(operand.offset) + Checked(operand.rank_stride) * last_rank +
+                      Checked(operand.rows - 1) * operand.row_stride + cut_end;
+  if (!end.fits_63_bits()) slice.fail_last_tile(last_rank, "ends beyond 63 bits");
+  if (end.value() > slice.tensor.elements) {
+    slice.fail_last_tile(last_rank,
+                         base::text("ends at element ", end.value(), ", but the tensor has ", slice.tensor.elements));
+  }
+}
+
+// `factor` in `record`; absent operands were sorted out before.
+Checked factor_value(const ConstraintFactor& factor, const Record& record) {
+  uint64_t value = factor.constant;
+  switch (factor.kind) {
+    case ConstraintFactor::Kind::constant: break;
+    case ConstraintFactor::Kind::parameter: value = record.parameters[factor.index]; break;
+    case ConstraintFactor::Kind::operand_size: value = record.operands[factor.index]->size; break;
+    case ConstraintFactor::Kind::operand_rows: value = record.operands[factor.index]->rows; break;
+    case ConstraintFactor::Kind::grid: value = record.grid[factor.index]; break;
+  }
+  if (factor.pad_to <= 1) return value;
+  return (Checked(value / factor.pad_to) + (value % factor.pad_to == 0 ? 0 : 1)) * factor.pad_to;
+}
+
+Checked product_value(const std::vector<ConstraintFactor>& product, const Record& record) {
+  Checked value = 1;
+  for (const ConstraintFactor& factor : product) value = value * factor_value(factor, record);
+  return value;
+}
+
+bool names_absent_operand(const std::vector<ConstraintFactor>& product, const Record& record) {
+  for (const ConstraintFactor& factor : product) {
+    const bool of_operand =
+        factor.kind == ConstraintFactor::Kind::operand_size || factor.kind == ConstraintFactor::Kind::operand_rows;
+    if (of_operand && !record.operands[factor.index]) return true;
+  }
+  return false;
+}
+
+bool holds(uint64_t left, Constraint::Relation relation, uint64_t right) {
+  switch (relation) {
+    case Constraint::Relation::equal: return left == right;
+    case Constraint::Relation::less_equal: return left <= right;
+    case Constraint::Relation::greater_equal: return left >= right;
+  }
+  return false;
+}
+
+void check_constraint(const Context& context, uint32_t record_index, const Constraint& constraint) {
+  const Record& record = context.entry.records[record_index];
+  if (names_absent_operand(constraint.left, record) || names_absent_operand(constraint.right, record)) return;
+  const Checked left = product_value(constraint.left, record);
+  const Checked right = product_value(constraint.right, record);
+  const std::string name =
+      "constraint \"" + constraint.text + "\" of opcode " + quoted(context.opcode(record_index).name);
+  if (!left.fits() || !right.fits()) fail_record(context, record_index, name + " overflows 64 bits");
+  if (!holds(left.value(), constraint.relation, right.value())) {
+    fail_record(context, record_index,
+                base::text(name, " does not hold: its sides are ", left.value(), " and ", right.value()));
+  }
+}
+
+}  // namespace
+
+void check_slices(const Context& context, uint32_t record_index) {
+  const Record& record = context.entry.records[record_index];
+  const package::OpcodeDefinition& opcode = context.opcode(record_index);
+  for (size_t number = 0; number < record.operands.size(); ++number) {
+    if (!record.operands[number]) continue;
+    const Operand& operand = *record.operands[number];
+    const Slice slice{
+        context, record_index, record, opcode.operands[number], operand, context.program.tensors[operand.tensor]};
+    check_rank_selector(context, record_index, operand.rank, slice.text());
+    check_selector(slice, operand.rank);
+    check_magnitudes(slice);
+    check_bounds(slice);
+  }
+  for (const Constraint& constraint : opcode.constraints) check_constraint(context, record_index, constraint);
+}
+
+}  // namespace mkrt::verify
