@@ -54,7 +54,7 @@ static_assert(isa::linear::epsilon == isa::linear_swiglu::epsilon && isa::linear
 // The shape of a tile and of its units.
 struct LinearShape {
   uint32_t columns;
-  uint32_t column_blocks;     // of 32, the last one padded
+  uint32_t column_blocks;  // of 32, the last one padded
   uint32_t batch;
   uint32_t row_blocks;        // of 8
   uint32_t columns_per_unit;  // a multiple of unit_step, or all
@@ -170,8 +170,9 @@ __device__ inline bool stream_weights(const Block& block, const TileSlot& tile, 
       }
       if (!machine::wait_warp(block, &shared.page_free[ring.place], ring.phase ^ 1)) return false;
       const unsigned char* source =
-          weights + (static_cast<uint64_t>(row_unit * unit_row_blocks + row_block) * shape.column_blocks +
-                     column_block) * block_bytes;
+          weights +
+          (static_cast<uint64_t>(row_unit * unit_row_blocks + row_block) * shape.column_blocks + column_block) *
+              block_bytes;
       unsigned char* page = block.pages + static_cast<size_t>(ring.place) * machine::page_bytes;
       const uint32_t bytes = count * block_bytes;
 #if MKRT_BULK_COPY
@@ -429,11 +430,11 @@ __device__ bool consume_linear(const Block& block, const TileSlot& tile, const L
     }
     const unsigned char* buffer = block.activation_buffer(state.inputs.buffer());
     const uint32_t unit_first = column_unit * (shape.columns_per_unit / block_columns);
-    const bool going = for_each_page(
-        shape, row_unit, column_unit, [&](uint32_t row_block, uint32_t column_block, uint32_t count) {
+    const bool going =
+        for_each_page(shape, row_unit, column_unit, [&](uint32_t row_block, uint32_t column_block, uint32_t count) {
           if (!machine::wait_warp(block, &shared.page_full[state.pages.place], state.pages.phase)) return false;
           const unsigned char* page = block.pages + static_cast<size_t>(state.pages.place) * machine::page_bytes;
-          // The array stays in registers only with constant indices.
+      // The array stays in registers only with constant indices.
 #pragma unroll
           for (uint32_t r = 0; r < unit_row_blocks; ++r) {
             if (r == row_block) {
@@ -528,8 +529,8 @@ __device__ inline void store_linear(const Block& block, const TileSlot& tile, co
     const uint32_t row = i % unit_rows;
     const float scale = __shfl_sync(ptx::full_mask, product.scale, sequence & 15);
     if (sequence >= shape.batch || first_row + row >= rows) continue;
-    const float value = product.sum(row, sequence) * scale +
-                        product.addend[row / block_rows][sequence][row % block_rows];
+    const float value =
+        product.sum(row, sequence) * scale + product.addend[row / block_rows][sequence][row % block_rows];
     store_to_ranks(*block.launch, tile, isa::linear::out, out + sequence * stride + first_row + row, value);
   }
 }

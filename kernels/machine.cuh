@@ -117,6 +117,7 @@ __device__ inline void give_up(const Block& block, const mkrt_report& report) {
     out->value_seen = report.value_seen;
     out->value_wanted = report.value_wanted;
     out->fault = report.fault;
+    out->waited_ns = report.waited_ns;
     // Release at system scope: a host that sees the status sees the rest.
     ptx::store_release_system(&out->status, report.status);
     const auto* delta = reinterpret_cast<const int64_t*>(block.launch->rank_delta);
@@ -164,8 +165,7 @@ __device__ uint64_t row_stride(const TileSlot& tile, uint32_t number) {
 
 // Calls `body(delta)` for each rank that the selector means; adding delta to an own-rank address gives that rank's.
 template <class Body>
-__device__ void for_each_rank(const mkrt_launch& launch, const TileSlot& tile, mkrt_rank_selector selector,
-                              Body body) {
+__device__ void for_each_rank(const mkrt_launch& launch, const TileSlot& tile, mkrt_rank_selector selector, Body body) {
   if (selector.mode == MKRT_RANK_SELF) {
     body(int64_t{0});
     return;
@@ -205,8 +205,7 @@ constexpr uint32_t polls_between_looks = 64;
 // Waits for one record's wait; lanes share its counters. False when the block is leaving.
 __device__ inline bool wait_counters(const Block& block, const TileSlot& tile, const mkrt_wait& wait) {
   const mkrt_launch& launch = *block.launch;
-  const uint32_t target =
-      (tile.epoch + static_cast<uint32_t>(wait.step_offset)) * wait.step_total + wait.value;
+  const uint32_t target = (tile.epoch + static_cast<uint32_t>(wait.step_offset)) * wait.step_total + wait.value;
   const uint32_t first = counter_number(tile, wait);
   uint64_t begin = 0;
   for (uint32_t base = 0; base < wait.count; base += 32) {
@@ -239,6 +238,7 @@ __device__ inline bool wait_counters(const Block& block, const TileSlot& tile, c
         report.counter = first + mine;
         report.value_seen = value;
         report.value_wanted = target;
+        report.waited_ns = now - begin;
         give_up(block, report);
       }
       __syncwarp();
@@ -269,8 +269,7 @@ struct PendingSignals {
 __device__ inline void send_signal(const mkrt_launch& launch, const TileSlot& tile, const mkrt_signal& signal,
                                    uint32_t number, uint32_t count) {
   for_each_rank(launch, tile, signal.rank, [&](int64_t delta) {
-    auto* address =
-        reinterpret_cast<uint32_t*>(reinterpret_cast<uint64_t>(counter_address(launch, number)) + delta);
+    auto* address = reinterpret_cast<uint32_t*>(reinterpret_cast<uint64_t>(counter_address(launch, number)) + delta);
     // Release: everything that this tile wrote, and read, comes before the count. The block's barriers made it known
     // to this thread; system scope reaches peers.
     if (signal.rank.mode == MKRT_RANK_SELF) {

@@ -141,8 +141,8 @@ __device__ bool store_tile(const Block& block, const TileSlot& tile, uint32_t& p
 // Signals of a tile, together with those that the tiles before it left pending. Each signal of the record has its own
 // pending count; tiles of one record and step never wait for each other, so a count may be held back while this block
 // is sure to do another tile of the same record and step.
-__device__ void signal_tile(const Block& block, const TileSlot& tile, machine::PendingSignals (&pending)[MKRT_RECORD_SIGNALS],
-                            bool hold) {
+__device__ void signal_tile(const Block& block, const TileSlot& tile,
+                            machine::PendingSignals (&pending)[MKRT_RECORD_SIGNALS], bool hold) {
   __syncwarp();
 #pragma unroll
   for (uint32_t s = 0; s < MKRT_RECORD_SIGNALS; ++s) {
@@ -189,21 +189,38 @@ __device__ void store_role(const Block& block, uint32_t warp) {
   }
 }
 
+constexpr mkrt_image_info image_info() {
+  mkrt_image_info info{};
+  info.launch_version = MKRT_LAUNCH_VERSION;
+  info.launch_size = sizeof(mkrt_launch);
+  info.record_size = sizeof(mkrt_record);
+  info.block_size = machine::block_threads;
+  info.isa_fingerprint = isa::fingerprint;
+  info.fixed_shared_bytes = machine::fixed_shared_bytes;
+  info.page_bytes = machine::page_bytes;
+  info.minimum_pages = 2;
+  info.maximum_pages = machine::maximum_pages;
+  info.row_padding = row_padding;
+  info.minimum_row_bytes = unit_step * 4;
+  info.staged_operands[isa::opcode_linear] = 1u << isa::linear::x | 1u << isa::linear::norm;
+  info.staged_operands[isa::opcode_linear_swiglu] = 1u << isa::linear_swiglu::x | 1u << isa::linear_swiglu::norm;
+  info.staged_operands[isa::opcode_linear_best] = 1u << isa::linear_best::x | 1u << isa::linear_best::norm;
+  // Queries and the f32 key as they are; the newest key and value take the value's place as halves.
+  info.staged_operands[isa::opcode_attention] =
+      1u << isa::attention::q | 1u << isa::attention::k | 1u << isa::attention::v;
+  info.whole[isa::opcode_attention] = 1;
+  return info;
+}
+static_assert(isa::opcode_count <= MKRT_IMAGE_OPCODES);
+
 }  // namespace mkrt::llm
 
 extern "C" {
 
-__device__ __constant__ mkrt_image_info mkrt_image = {MKRT_LAUNCH_VERSION,
-                                                 sizeof(mkrt_launch),
-                                                 sizeof(mkrt_record),
-                                                 mkrt::machine::block_threads,
-                                                 mkrt::isa::llm::fingerprint,
-                                                 mkrt::machine::fixed_shared_bytes,
-                                                 mkrt::machine::page_bytes,
-                                                 4,
-                                                 0};
+__device__ __constant__ mkrt_image_info mkrt_image = mkrt::llm::image_info();
 
-__global__ void __launch_bounds__(mkrt::machine::block_threads, 1) mkrt_run(const __grid_constant__ mkrt_launch launch) {
+__global__ void __launch_bounds__(mkrt::machine::block_threads, 1)
+    mkrt_run(const __grid_constant__ mkrt_launch launch) {
   using namespace mkrt;
   extern __shared__ __align__(128) unsigned char memory[];
   machine::Block block;

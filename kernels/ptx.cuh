@@ -84,11 +84,10 @@ __device__ inline void bulk_copy(void* shared, const void* global, uint32_t byte
                "l"(global), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
 }
-__device__ inline void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier,
-                                 uint64_t policy) {
+__device__ inline void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier, uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-          shared_address(shared)),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(shared_address(shared)),
       "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
       : "memory");
 }

@@ -310,8 +310,9 @@ __device__ inline bool attention(const Block& block, const TileSlot& tile, Consu
   // The activation buffer of this tile holds what the warps share: newest rows, queries, and room for the f32 key.
   unsigned char* buffer = block.activation_buffer(state.inputs.buffer());
   a.newest_key = reinterpret_cast<__half*>(buffer);
-  a.newest_value = a.newest_key + 256;
-  a.query = reinterpret_cast<float*>(a.newest_value + 256);
+  const uint32_t row = (a.head_size + lane_elements - 1) / lane_elements * lane_elements;
+  a.newest_value = a.newest_key + row;
+  a.query = reinterpret_cast<float*>(a.newest_value + row);
 
   prepare_attention(tile, a, state.warp);
   if (!synchronize_consumers(block, state)) return false;
@@ -403,7 +404,8 @@ __device__ inline bool choose(const Block& block, const TileSlot& tile, Consumer
   }
   __syncwarp();
   if (ptx::lane_number() != 0 || idle) return true;
-  for (uint32_t w = 1; w < machine::consumer_warps; ++w) take_better(best.value, best.index, parts[w].value, parts[w].index);
+  for (uint32_t w = 1; w < machine::consumer_warps; ++w)
+    take_better(best.value, best.index, parts[w].value, parts[w].index);
   if (best.index == INT32_MAX) best.index = indices[0];
   const int32_t next = now + 1;
   if (next == length) {

@@ -14,18 +14,28 @@
 /* Grows whenever a struct of this header or of table.h changes. */
 #define MKRT_LAUNCH_VERSION 1u
 
+/* Opcodes that an image may have. */
+enum { MKRT_IMAGE_OPCODES = 64 };
+
 typedef struct mkrt_image_info {
-  uint32_t launch_version;     /* MKRT_LAUNCH_VERSION */
-  uint32_t launch_size;        /* sizeof(mkrt_launch) */
-  uint32_t record_size;        /* sizeof(mkrt_record) */
-  uint32_t block_size;         /* threads of a block */
+  uint32_t launch_version; /* MKRT_LAUNCH_VERSION */
+  uint32_t launch_size;    /* sizeof(mkrt_launch) */
+  uint32_t record_size;    /* sizeof(mkrt_record) */
+  uint32_t block_size;     /* threads of a block */
   uint64_t isa_fingerprint;
   uint32_t fixed_shared_bytes; /* shared memory of a block besides pages and activations */
   uint32_t page_bytes;         /* of the ring of weight pages */
   uint32_t minimum_pages;
-  uint32_t reserved;
+  uint32_t maximum_pages;
+  /* Operands that the kernel brings into an activation buffer, bit k for operand k of an opcode. A row takes its bytes
+   * rounded up to 128, and row_padding. */
+  uint32_t row_padding;
+  uint32_t minimum_row_bytes; /* rows of opcodes that are not in `whole` may be brought in pieces of this size */
+  uint32_t staged_operands[MKRT_IMAGE_OPCODES];
+  uint8_t whole[MKRT_IMAGE_OPCODES]; /* 1: the opcode's staged operands must fit as they are */
 } mkrt_image_info;
-MKRT_STATIC_ASSERT(sizeof(mkrt_image_info) == 40);
+MKRT_STATIC_ASSERT(offsetof(mkrt_image_info, staged_operands) == 48);
+MKRT_STATIC_ASSERT(sizeof(mkrt_image_info) == 368);
 
 /* State of a session on a rank that outlives a launch. Device memory; zero after a reset. */
 typedef struct mkrt_control {
@@ -47,28 +57,29 @@ typedef struct mkrt_report {
   uint32_t counter;
   uint32_t value_seen;
   uint32_t value_wanted;
-  uint32_t fault; /* 1-based number in the opcode's list */
+  uint32_t fault;     /* 1-based number in the opcode's list */
+  uint64_t waited_ns; /* before it gave up */
 } mkrt_report;
-MKRT_STATIC_ASSERT(sizeof(mkrt_report) == 48);
+MKRT_STATIC_ASSERT(sizeof(mkrt_report) == 56);
 
 typedef struct mkrt_launch {
-  uint64_t records;          /* mkrt_record[record_count], 16-byte aligned */
-  uint64_t first_tiles;      /* uint32_t[record_count + 1]: each record's first tile, then the tiles of a step */
-  uint64_t control;          /* mkrt_control */
-  uint64_t epoch;            /* uint32_t: steps of this entry that earlier launches finished; the last block adds */
-  uint64_t counters;         /* the entry's counters, MKRT_COUNTER_STRIDE apart */
-  uint64_t rank_delta;       /* int64_t[rank_count]: see mkrt_host_tile */
-  uint64_t report;           /* mkrt_report */
-  uint64_t timeline;         /* uint64_t in host memory that the last block sets to timeline_value */
+  uint64_t records;     /* mkrt_record[record_count], 16-byte aligned */
+  uint64_t first_tiles; /* uint32_t[record_count + 1]: each record's first tile, then the tiles of a step */
+  uint64_t control;     /* mkrt_control */
+  uint64_t epoch;       /* uint32_t: steps of this entry that earlier launches finished; the last block adds */
+  uint64_t counters;    /* the entry's counters, MKRT_COUNTER_STRIDE apart */
+  uint64_t rank_delta;  /* int64_t[rank_count]: see mkrt_host_tile */
+  uint64_t report;      /* mkrt_report */
+  uint64_t timeline;    /* uint64_t in host memory that the last block sets to timeline_value */
   uint64_t timeline_value;
   uint64_t wait_limit_ns;
-  uint32_t record_count;     /* at most MKRT_LAUNCH_RECORDS */
+  uint32_t record_count; /* at most MKRT_LAUNCH_RECORDS */
   uint32_t step_count;
-  uint32_t queue_mode;       /* MKRT_QUEUE_... of mkrt.h */
+  uint32_t queue_mode; /* MKRT_QUEUE_... of mkrt.h */
   uint32_t rank;
   uint32_t rank_count;
-  uint32_t page_count;       /* pages of the ring */
-  uint32_t activation_bytes; /* of each of the two activation buffers, a multiple of 128 */
+  uint32_t page_count;        /* pages of the ring */
+  uint32_t activation_bytes;  /* of each of the two activation buffers, a multiple of 128 */
   uint32_t outstanding_pages; /* pages that may be on their way at a time */
 } mkrt_launch;
 MKRT_STATIC_ASSERT(offsetof(mkrt_launch, record_count) == 80);

@@ -1,0 +1,26 @@
+// The CUDA device: what runtime/ needs to know of this folder.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/hooks.hpp"
+#include "cuda/driver.hpp"
+#include "device/device.hpp"
+#include "mkrt/mkrt.h"
+
+namespace mkrt::cuda {
+
+// Number of devices. Throws Failure(DEVICE).
+uint32_t device_count(const Driver& driver);
+
+// Fills every field but struct_size of a device. Throws Failure.
+void describe_device(const std::shared_ptr<const Driver>& driver, uint32_t ordinal, mkrt_device_info* out_info);
+
+// A mesh of one rank, as described: device by UUID or ordinal, context and stream adopted where they are given. Throws
+// Failure (DEVICE, ARGUMENT, UNSUPPORTED, DRIVER). The mesh outlives its executables, these their sessions.
+std::unique_ptr<device::Mesh> create_mesh(std::shared_ptr<const base::Hooks> hooks,
+                                          std::shared_ptr<const Driver> driver, std::span<const mkrt_rank_desc> ranks);
+
+}  // namespace mkrt::cuda

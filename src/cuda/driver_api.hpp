@@ -1,0 +1,73 @@
+// The part of the CUDA driver's interface that mkrt uses, declared here so that no CUDA header is needed.
+//
+// Values and layouts are the driver's binary interface, which never changes once published; tests/gpu compares them
+// with cuda.h where there is one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace mkrt::cuda {
+
+#if defined(_WIN32)
+#define MKRT_CUDA_CALL __stdcall
+#else
+#define MKRT_CUDA_CALL
+#endif
+
+using Result = int;
+using DeviceNumber = int;
+using DevicePointer = unsigned long long;
+using Context = struct ContextObject*;
+using Stream = struct StreamObject*;
+using Module = struct ModuleObject*;
+using Function = struct FunctionObject*;
+
+inline constexpr Result result_success = 0;
+inline constexpr Result result_out_of_memory = 2;
+inline constexpr Result result_not_ready = 600;
+
+struct Uuid {
+  uint8_t bytes[16];
+};
+
+enum DeviceAttribute : int {
+  attribute_multiprocessor_count = 16,
+  attribute_compute_major = 75,
+  attribute_compute_minor = 76,
+  attribute_cooperative_launch = 95,
+  attribute_shared_memory_per_block_optin = 97,
+};
+
+enum FunctionAttribute : int {
+  function_max_threads_per_block = 0,
+  function_max_dynamic_shared_bytes = 8,
+};
+
+inline constexpr unsigned stream_non_blocking = 1;
+inline constexpr unsigned host_memory_portable = 1;
+inline constexpr unsigned host_memory_mapped = 2;
+inline constexpr uint64_t proc_address_default = 0;
+
+enum LaunchAttributeId : int { launch_attribute_cooperative = 2 };
+struct LaunchAttribute {
+  LaunchAttributeId id;
+  char padding[4];
+  union {
+    char bytes[64];
+    int cooperative;
+  } value;
+};
+static_assert(sizeof(LaunchAttribute) == 72 && offsetof(LaunchAttribute, value) == 8);
+
+struct LaunchConfig {
+  unsigned grid_x, grid_y, grid_z;
+  unsigned block_x, block_y, block_z;
+  unsigned shared_memory_bytes;
+  Stream stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32);
+
+}  // namespace mkrt::cuda

@@ -1,0 +1,67 @@
+#include "cuda/executable.hpp"
+
+#include <chrono>
+
+#include "base/failure.hpp"
+#include "cuda/session.hpp"
+#include "cuda/upload.hpp"
+#include "package/counters.hpp"
+
+namespace mkrt::cuda {
+
+namespace {
+
+// What the kernel's tables have room for.
+void check_limits(const package::Program& program) {
+  for (const package::Entry& entry : program.entries) {
+    if (entry.records.size() > MKRT_LAUNCH_RECORDS) {
+      throw base::Failure(MKRT_ERROR_UNSUPPORTED,
+                          base::text("entry ", base::quoted(entry.name), " has ", entry.records.size(),
+                                     " records, and CUDA devices take ", uint32_t{MKRT_LAUNCH_RECORDS}));
+    }
+  }
+}
+
+}  // namespace
+
+Executable::Executable(std::shared_ptr<const base::Hooks> hooks, RankDevice rank,
+                       std::shared_ptr<const package::Program> program, uint64_t memory_budget)
+    : hooks_(std::move(hooks)),
+      rank_(std::move(rank)),
+      program_(std::move(program)),
+      layout_(memory::plan_layout(*program_)) {
+  check_limits(*program_);
+  for (const package::Entry& entry : program_->entries) {
+    totals_.push_back(package::counter_totals(entry, program_->rank_count));
+  }
+  const ContextScope scope(*rank_.context);
+  rank_.context->driver().check(scope.result(), "make the device's context current");
+  image_ = std::make_unique<LoadedImage>(rank_.context, *program_);
+  heap_ = std::make_shared<DeviceHeap>(rank_.context, memory_budget);
+  place_weights();
+}
+
+void Executable::place_weights() {
+  weights_.assign(program_->tensors.size(), 0);
+  if (layout_.weight_bytes == 0) return;
+  weight_memory_ = DeviceMemory(heap_, layout_.weight_bytes, "the weights");
+  std::vector<Transfer> transfers;
+  uint64_t offset = 0;
+  for (size_t i = 0; i < program_->tensors.size(); ++i) {
+    const package::Tensor& tensor = program_->tensors[i];
+    if (tensor.kind != MKRT_TENSOR_WEIGHT) continue;
+    weights_[i] = weight_memory_.address() + offset;
+    transfers.push_back({tensor.sources.front().bytes, weights_[i]});
+    offset += (tensor.size_bytes + memory::heap_alignment - 1) / memory::heap_alignment * memory::heap_alignment;
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  upload(rank_.context, transfers, 1);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  hooks_->log(
+      MKRT_LOG_INFO,
+      base::text("uploaded ", layout_.weight_bytes, " bytes of weights in ", seconds.count() * 1e3, " ms").c_str());
+}
+
+std::unique_ptr<device::Session> Executable::create_session() { return std::make_unique<Session>(*this); }
+
+}  // namespace mkrt::cuda

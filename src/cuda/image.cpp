@@ -1,0 +1,186 @@
+#include "cuda/image.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "base/failure.hpp"
+#include "base/mapped_file.hpp"
+
+namespace mkrt::cuda {
+
+namespace {
+
+// "sm_90a" -> 90 and 'a'; false for anything else.
+bool parse_target(std::string_view target, std::string_view prefix, int* out_number, char* out_suffix) noexcept {
+  if (!target.starts_with(prefix)) return false;
+  target.remove_prefix(prefix.size());
+  const auto [end, error] = std::from_chars(target.data(), target.data() + target.size(), *out_number);
+  if (error != std::errc{}) return false;
+  const std::string_view rest(end, static_cast<size_t>(target.data() + target.size() - end));
+  *out_suffix = rest.empty() ? '\0' : rest[0];
+  return rest.size() <= 1;
+}
+
+// Bytes that a record's staged operands take in an activation buffer; with `least`, in the smallest pieces allowed.
+uint64_t staged_bytes(const package::Record& record, const package::Program& program, const mkrt_image_info& info,
+                      bool least) {
+  uint64_t bytes = 0;
+  for (size_t k = 0; k < record.operands.size(); ++k) {
+    if ((info.staged_operands[record.opcode] >> k & 1) == 0 || !record.operands[k]) continue;
+    const package::Operand& operand = *record.operands[k];
+    uint64_t row = operand.size * package::dtype_size(program.tensors[operand.tensor].dtype);
+    row = (row + 127) / 128 * 128;
+    if (least && info.whole[record.opcode] == 0) row = std::min<uint64_t>(row, info.minimum_row_bytes);
+    bytes += operand.rows * (row + info.row_padding);
+  }
+  return bytes;
+}
+
+struct Demand {
+  uint64_t bytes = 0;
+  const package::Record* record = nullptr;
+};
+Demand largest_demand(const package::Program& program, const mkrt_image_info& info, bool least) {
+  Demand demand;
+  for (const package::Entry& entry : program.entries) {
+    for (const package::Record& record : entry.records) {
+      const uint64_t bytes = staged_bytes(record, program, info, least);
+      if (bytes > demand.bytes || demand.record == nullptr) demand = {bytes, &record};
+    }
+  }
+  return demand;
+}
+
+constexpr uint64_t buffer_alignment = 128;
+
+// Pages that stay for the ring when activations would like more: three on their way, three being eaten.
+constexpr uint32_t preferred_pages = 6;
+
+}  // namespace
+
+int target_score(std::string_view target, int major, int minor) noexcept {
+  const int device = major * 10 + minor;
+  int number = 0;
+  char suffix = '\0';
+  if (parse_target(target, "sm_", &number, &suffix)) {
+    if (suffix == 'a') return number == device ? 1000 : 0;
+    const bool same_major = number / 10 == major && number <= device;
+    if (suffix == 'f') return same_major ? 500 + number % 10 : 0;
+    return suffix == '\0' && same_major ? 100 + number % 10 : 0;
+  }
+  if (parse_target(target, "compute_", &number, &suffix) && suffix == '\0' && number <= device) return 1 + number % 90;
+  return 0;
+}
+
+const package::Image& choose_image(const package::Program& program, int major, int minor) {
+  const package::Image* best = nullptr;
+  int best_score = 0;
+  std::string targets;
+  for (const package::Image& image : program.images) {
+    const int score = target_score(image.target, major, minor);
+    if (score > best_score) {
+      best_score = score;
+      best = &image;
+    }
+    targets += targets.empty() ? "" : ", ";
+    targets += image.target;
+  }
+  if (best != nullptr) return *best;
+  throw base::Failure(MKRT_ERROR_UNSUPPORTED,
+                      base::text("the package has no image for a device of compute capability ", major, ".", minor,
+                                 "; it has ", targets.empty() ? "none at all" : targets));
+}
+
+SharedMemoryPlan plan_shared_memory(const package::Program& program, const mkrt_image_info& info, uint32_t available) {
+  const auto round = [](uint64_t bytes) {
+    return (bytes + buffer_alignment - 1) / buffer_alignment * buffer_alignment;
+  };
+  const Demand least = largest_demand(program, info, true);
+  const uint64_t needed =
+      info.fixed_shared_bytes + 2 * round(least.bytes) + uint64_t{info.minimum_pages} * info.page_bytes;
+  if (needed > available) {
+    throw base::Failure(MKRT_ERROR_UNSUPPORTED,
+                        base::text("record ", base::quoted(least.record->label), " needs ", needed,
+                                   " bytes of shared memory in a block, and the device has ", available));
+  }
+  // Whole rows where they leave the ring its pages, pieces of rows otherwise.
+  const uint64_t wanted = round(largest_demand(program, info, false).bytes);
+  const uint64_t reserved = info.fixed_shared_bytes + uint64_t{preferred_pages} * info.page_bytes;
+  const uint64_t share = available > reserved ? (available - reserved) / 2 / buffer_alignment * buffer_alignment : 0;
+  SharedMemoryPlan plan;
+  plan.activation_bytes = static_cast<uint32_t>(std::max(round(least.bytes), std::min(wanted, share)));
+  const uint64_t left = available - info.fixed_shared_bytes - 2 * uint64_t{plan.activation_bytes};
+  plan.page_count = static_cast<uint32_t>(std::min<uint64_t>(left / info.page_bytes, info.maximum_pages));
+  plan.total_bytes = info.fixed_shared_bytes + 2 * plan.activation_bytes + plan.page_count * info.page_bytes;
+  return plan;
+}
+
+LoadedImage::LoadedImage(std::shared_ptr<const DeviceContext> context, const package::Program& program)
+    : context_(std::move(context)) {
+  const Driver& driver = context_->driver();
+  int major = 0;
+  int minor = 0;
+  driver.check(driver.device_attribute(&major, attribute_compute_major, context_->device()), "ask for the capability");
+  driver.check(driver.device_attribute(&minor, attribute_compute_minor, context_->device()), "ask for the capability");
+  const package::Image& image = choose_image(program, major, minor);
+  const base::MappedFile file(program.path + "/" + image.file);
+  // PTX is text that the driver reads up to a zero byte, which a mapped file does not promise.
+  std::vector<char> bytes(file.bytes().size() + 1);
+  std::memcpy(bytes.data(), file.bytes().data(), file.bytes().size());
+  driver.check(driver.module_load(&module_, bytes.data()), base::text("load the image ", base::quoted(image.file)));
+  try {
+    check(program, image.file);
+  } catch (...) {
+    driver.module_unload(module_);
+    throw;
+  }
+}
+
+LoadedImage::~LoadedImage() {
+  const ContextScope scope(*context_);
+  context_->driver().module_unload(module_);
+}
+
+void LoadedImage::check(const package::Program& program, const std::string& file) {
+  const Driver& driver = context_->driver();
+  const auto refuse = [&](const std::string& why) {
+    throw base::Failure(MKRT_ERROR_UNSUPPORTED, base::text("image ", base::quoted(file), " ", why));
+  };
+  DevicePointer address = 0;
+  size_t size = 0;
+  if (driver.module_global(&address, &size, module_, "mkrt_image") != result_success) refuse("has no mkrt_image");
+  if (size != sizeof(mkrt_image_info)) refuse("describes itself in a form that this library does not know");
+  driver.check(driver.copy_to_host(&info_, address, sizeof(info_), nullptr), "read the image's description");
+  driver.check(driver.stream_synchronize(nullptr), "read the image's description");
+  if (info_.launch_version != MKRT_LAUNCH_VERSION || info_.launch_size != sizeof(mkrt_launch) ||
+      info_.record_size != sizeof(mkrt_record)) {
+    refuse(base::text("was built for launch interface ", info_.launch_version, ", this library has ",
+                      MKRT_LAUNCH_VERSION));
+  }
+  if (info_.isa_fingerprint != program.isa.fingerprint) {
+    refuse(base::text("was built for an instruction set with fingerprint ", std::hex, info_.isa_fingerprint,
+                      ", the program's ", program.isa.name, " has ", program.isa.fingerprint));
+  }
+  if (program.isa.opcodes.size() > MKRT_IMAGE_OPCODES) refuse("cannot have that many opcodes");
+  if (info_.page_bytes == 0 || info_.minimum_pages == 0 || info_.maximum_pages < info_.minimum_pages) {
+    refuse("asks for an impossible ring of pages");
+  }
+  if (driver.module_function(&kernel_, module_, "mkrt_run") != result_success) refuse("has no kernel mkrt_run");
+  int threads = 0;
+  driver.check(driver.function_attribute(&threads, function_max_threads_per_block, kernel_), "ask for the block size");
+  if (info_.block_size > static_cast<uint32_t>(threads)) {
+    refuse(base::text("wants blocks of ", info_.block_size, " threads, and the device allows ", threads));
+  }
+  int available = 0;
+  driver.check(driver.device_attribute(&available, attribute_shared_memory_per_block_optin, context_->device()),
+               "ask for the shared memory of a block");
+  shared_memory_ = plan_shared_memory(program, info_, static_cast<uint32_t>(available));
+  driver.check(driver.function_set_attribute(kernel_, function_max_dynamic_shared_bytes,
+                                             static_cast<int>(shared_memory_.total_bytes)),
+               base::text("get ", shared_memory_.total_bytes, " bytes of shared memory for a block"));
+}
+
+}  // namespace mkrt::cuda

@@ -1,0 +1,84 @@
+#include "cuda/memory.hpp"
+
+#include <cstring>
+#include <utility>
+
+#include "base/failure.hpp"
+
+namespace mkrt::cuda {
+
+DevicePointer DeviceHeap::allocate(uint64_t bytes, const char* what) {
+  const Driver& driver = context_->driver();
+  const uint64_t before = used_.fetch_add(bytes, std::memory_order_relaxed);
+  if (budget_ != 0 && (bytes > budget_ || before > budget_ - bytes)) {
+    used_.fetch_sub(bytes, std::memory_order_relaxed);
+    throw base::Failure(MKRT_ERROR_OUT_OF_MEMORY, base::text(what, " need ", bytes, " bytes, and ", before, " of the ",
+                                                             budget_, " bytes of the memory budget are in use"));
+  }
+  DevicePointer address = 0;
+  const Result result = driver.memory_allocate(&address, bytes);
+  if (result == result_success) return address;
+  used_.fetch_sub(bytes, std::memory_order_relaxed);
+  if (result != result_out_of_memory) driver.check(result, base::text("allocate device memory for ", what));
+  size_t free = 0;
+  size_t total = 0;
+  driver.memory_info(&free, &total);
+  throw base::Failure(MKRT_ERROR_OUT_OF_MEMORY, base::text(what, " need ", bytes, " bytes, and ", free,
+                                                           " of the device's ", total, " bytes are free"))
+      .with_driver_code(result);
+}
+
+void DeviceHeap::release(DevicePointer address, uint64_t bytes) noexcept {
+  const ContextScope scope(*context_);
+  context_->driver().memory_free(address);
+  used_.fetch_sub(bytes, std::memory_order_relaxed);
+}
+
+DeviceMemory::DeviceMemory(std::shared_ptr<DeviceHeap> heap, uint64_t bytes, const char* what)
+    : address_(heap->allocate(bytes, what)), bytes_(bytes) {
+  heap_ = std::move(heap);
+}
+
+DeviceMemory::~DeviceMemory() {
+  if (heap_) heap_->release(address_, bytes_);
+}
+
+void DeviceMemory::swap(DeviceMemory& other) noexcept {
+  std::swap(heap_, other.heap_);
+  std::swap(address_, other.address_);
+  std::swap(bytes_, other.bytes_);
+}
+
+PinnedMemory::PinnedMemory(std::shared_ptr<const DeviceContext> context, size_t bytes, const char* what)
+    : context_(std::move(context)) {
+  const Driver& driver = context_->driver();
+  driver.check(driver.host_allocate(&memory_, bytes, host_memory_portable | host_memory_mapped),
+               base::text("allocate ", bytes, " bytes of pinned memory for ", what));
+  const Result result = driver.host_device_pointer(&address_, memory_, 0);
+  if (result != result_success) {
+    driver.host_free(memory_);
+    driver.check(result, base::text("map pinned memory for ", what));
+  }
+  std::memset(memory_, 0, bytes);
+}
+
+PinnedMemory::~PinnedMemory() {
+  const ContextScope scope(*context_);
+  context_->driver().host_free(memory_);
+}
+
+StreamHandle::StreamHandle(std::shared_ptr<const DeviceContext> context, Stream adopted)
+    : context_(std::move(context)), stream_(adopted), owned_(adopted == nullptr) {
+  if (!owned_) return;
+  // Non-blocking: the host application's default stream does not wait for ours, nor ours for it.
+  const Driver& driver = context_->driver();
+  driver.check(driver.stream_create(&stream_, stream_non_blocking), "create a stream");
+}
+
+StreamHandle::~StreamHandle() {
+  if (!owned_) return;
+  const ContextScope scope(*context_);
+  context_->driver().stream_destroy(stream_);
+}
+
+}  // namespace mkrt::cuda

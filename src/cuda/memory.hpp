@@ -1,0 +1,89 @@
+// Device memory, pinned host memory and streams that give themselves back.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "cuda/context.hpp"
+
+namespace mkrt::cuda {
+
+// Where a rank's device memory comes from: the driver, within a budget.
+class DeviceHeap {
+ public:
+  // `budget` in bytes; 0: none.
+  DeviceHeap(std::shared_ptr<const DeviceContext> context, uint64_t budget) noexcept
+      : context_(std::move(context)), budget_(budget) {}
+
+  // A context must be current. Throws Failure(OUT_OF_MEMORY) with what was asked for, used, and allowed or free.
+  DevicePointer allocate(uint64_t bytes, const char* what);
+  void release(DevicePointer address, uint64_t bytes) noexcept;
+
+  const std::shared_ptr<const DeviceContext>& context() const noexcept { return context_; }
+
+ private:
+  std::shared_ptr<const DeviceContext> context_;
+  uint64_t budget_;
+  std::atomic<uint64_t> used_{0};
+};
+
+// A piece of a heap. Filled with nothing in particular.
+class DeviceMemory {
+ public:
+  DeviceMemory() noexcept = default;
+  DeviceMemory(std::shared_ptr<DeviceHeap> heap, uint64_t bytes, const char* what);
+  DeviceMemory(DeviceMemory&& other) noexcept { swap(other); }
+  DeviceMemory& operator=(DeviceMemory&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~DeviceMemory();
+
+  DevicePointer address() const noexcept { return address_; }
+  uint64_t size() const noexcept { return bytes_; }
+
+ private:
+  void swap(DeviceMemory& other) noexcept;
+
+  std::shared_ptr<DeviceHeap> heap_;
+  DevicePointer address_ = 0;
+  uint64_t bytes_ = 0;
+};
+
+// Pinned host memory that the device can read and write, zeroed.
+class PinnedMemory {
+ public:
+  PinnedMemory(std::shared_ptr<const DeviceContext> context, size_t bytes, const char* what);
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+  ~PinnedMemory();
+
+  std::byte* data() const noexcept { return static_cast<std::byte*>(memory_); }
+  DevicePointer device_address() const noexcept { return address_; }
+
+ private:
+  std::shared_ptr<const DeviceContext> context_;
+  void* memory_ = nullptr;
+  DevicePointer address_ = 0;
+};
+
+// A stream of the library's own, or one that the host application lends.
+class StreamHandle {
+ public:
+  // `adopted` may be null: a new non-blocking stream. Throws Failure.
+  StreamHandle(std::shared_ptr<const DeviceContext> context, Stream adopted);
+  StreamHandle(const StreamHandle&) = delete;
+  StreamHandle& operator=(const StreamHandle&) = delete;
+  ~StreamHandle();
+
+  Stream get() const noexcept { return stream_; }
+
+ private:
+  std::shared_ptr<const DeviceContext> context_;
+  Stream stream_ = nullptr;
+  bool owned_ = false;
+};
+
+}  // namespace mkrt::cuda
