@@ -13,12 +13,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "host/llm/numbers.hpp"
 #include "host/llm/scratch.hpp"
 #include "host/llm/slices.hpp"
 #include "host/llm/vector-inl.hpp"
-#include "hwy/cache_control.h"
 #include "mkrt_isa/llm.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -113,64 +113,75 @@ HWY_NOINLINE void prepare(const LinearInput& in, const float* scales, size_t fir
   }
 }
 
+// Calls work(0) to work(count - 1), each with its number as a constant, so that arrays of vectors become registers: GCC
+// 12 unrolls ordinary loops too late for that, and moved all sums through the stack at each end of multiply().
+template <size_t count, class Work>
+HWY_INLINE void unrolled(const Work& work) {
+  [&]<size_t... i>(std::index_sequence<i...>) HWY_ATTR { (work(std::integral_constant<size_t, i>()), ...); }
+  (std::make_index_sequence<count>());
+}
+
 // Adds the products of `count` column blocks with row_count rows and sequence_count sequences to their partial sums.
 // `weight` points at the first of the rows in the first block, `x` at the first of the sequences; x_stride floats lie
 // between a sequence's inputs for one block and the next; a sequence's sums are 8 rows of `lanes`.
 template <size_t row_count, size_t sequence_count>
 HWY_NOINLINE void multiply(const std::byte* HWY_RESTRICT weight, size_t count, const float* HWY_RESTRICT x,
                            size_t x_stride, float* HWY_RESTRICT sums) {
-  const Floats d;
+  constexpr Floats d;
   const WordVector high_half = hn::Set(Words(), 0xffff0000u);
-  FloatVector sum[sequence_count][row_count];
-  for (size_t s = 0; s < sequence_count; ++s) {
-    for (size_t r = 0; r < row_count; ++r) sum[s][r] = hn::Load(d, sums + (s * block_rows + r) * lanes);
-  }
+  FloatVector sum[sequence_count * row_count];
+  unrolled<sequence_count * row_count>([&](auto i) HWY_ATTR {
+    sum[i] = hn::Load(d, sums + (i / row_count * block_rows + i % row_count) * lanes);
+  });
   for (; count > 0; --count, weight += block_bytes, x += x_stride) {
-    for (size_t piece = 0; piece < pieces; ++piece) {
-      FloatVector even[sequence_count];
-      FloatVector odd[sequence_count];
-      for (size_t s = 0; s < sequence_count; ++s) {
-        even[s] = hn::Load(d, x + s * block_columns + 2 * piece * lanes);
-        odd[s] = hn::Load(d, x + s * block_columns + (2 * piece + 1) * lanes);
-      }
-      for (size_t r = 0; r < row_count; ++r) {
+    unrolled<2 * pieces>([&](auto half) HWY_ATTR {
+      FloatVector input[sequence_count];
+      unrolled<sequence_count>([&](auto s) HWY_ATTR { input[s] = hn::Load(d, x + s * block_columns + half * lanes); });
+      unrolled<row_count>([&](auto r) HWY_ATTR {
         // A bf16 number is the upper half of a float; columns are in little-endian order.
-        const WordVector pair = load_words(weight + r * row_bytes + piece * lanes * sizeof(uint32_t));
-        const FloatVector even_weight = hn::BitCast(d, hn::ShiftLeft<16>(pair));
-        const FloatVector odd_weight = hn::BitCast(d, hn::And(pair, high_half));
-        for (size_t s = 0; s < sequence_count; ++s) {
-          sum[s][r] = hn::MulAdd(even_weight, even[s], sum[s][r]);
-          sum[s][r] = hn::MulAdd(odd_weight, odd[s], sum[s][r]);
-        }
-      }
-    }
+        const WordVector pair = load_words(weight + r * row_bytes + half / 2 * lanes * sizeof(uint32_t));
+        const WordVector bits = half % 2 == 0 ? hn::ShiftLeft<16>(pair) : hn::And(pair, high_half);
+        unrolled<sequence_count>([&](auto s) HWY_ATTR {
+          sum[s * row_count + r] = hn::MulAdd(hn::BitCast(d, bits), input[s], sum[s * row_count + r]);
+        });
+      });
+    });
   }
-  for (size_t s = 0; s < sequence_count; ++s) {
-    for (size_t r = 0; r < row_count; ++r) hn::Store(sum[s][r], d, sums + (s * block_rows + r) * lanes);
-  }
+  unrolled<sequence_count * row_count>([&](auto i) HWY_ATTR {
+    hn::Store(sum[i], d, sums + (i / row_count * block_rows + i % row_count) * lanes);
+  });
 }
 
-// multiply() for all 8 rows of `sequence_count` sequences, as many rows at a time as leave registers for the rest.
+// multiply() for all 8 rows of `sequence_count` sequences: at once where there are registers for 8 sums a sequence and
+// 8 more, otherwise one half after the other.
 template <size_t sequence_count>
 HWY_INLINE void multiply_rows(const std::byte* weight, size_t count, const float* x, size_t x_stride, float* sums) {
-  constexpr size_t at_once = sequence_count * 8 <= registers - 8 ? 8 : sequence_count * 4 <= registers - 4 ? 4 : 2;
+  constexpr size_t at_once = sequence_count * 8 <= registers - 8 ? 8 : 4;
   for (size_t r = 0; r < block_rows; r += at_once) {
     multiply<at_once, sequence_count>(weight + r * row_bytes, count, x, x_stride, sums + r * lanes);
   }
 }
 
-// The same for all sequences.
+// Sequences that are multiplied first: as many as registers hold sums for with all 8 rows. This group brings the weights
+// from memory, and only a read of byte after byte keeps the processor's prefetching busy; halves took half again as
+// long.
+constexpr size_t first_group = registers == 32 ? 3 : 1;
+
+// multiply() for all rows and sequences.
 HWY_INLINE void multiply_batch(const std::byte* weight, size_t count, const float* x, size_t batch, float* sums) {
   const size_t x_stride = batch * block_columns;
   constexpr size_t sequence_sums = block_rows * lanes;
   size_t s = 0;
-  for (; batch - s >= 4; s += 4) {
-    multiply_rows<4>(weight, count, x + s * block_columns, x_stride, sums + s * sequence_sums);
+  if (batch >= first_group) {
+    multiply_rows<first_group>(weight, count, x, x_stride, sums);
+    s = first_group;
+  }
+  for (; batch - s >= 3; s += 3) {
+    multiply_rows<3>(weight, count, x + s * block_columns, x_stride, sums + s * sequence_sums);
   }
   x += s * block_columns;
   sums += s * sequence_sums;
   switch (batch - s) {
-    case 3: return multiply_rows<3>(weight, count, x, x_stride, sums);
     case 2: return multiply_rows<2>(weight, count, x, x_stride, sums);
     case 1: return multiply_rows<1>(weight, count, x, x_stride, sums);
     default: return;
@@ -210,7 +221,7 @@ HWY_INLINE void for_each_row_block(const mkrt_host_tile* tile, const LinearInput
   const bool prepared = prepare_all(tile, in, scratch);
   const size_t strip = prepared ? 1 : strip_blocks;
   // One group of sequences needs no second look at the weights, so that nothing is gained by chunks.
-  const size_t chunk = prepared && in.batch < 4 ? in.column_blocks : chunk_blocks;
+  const size_t chunk = prepared && in.batch <= first_group ? in.column_blocks : chunk_blocks;
   const size_t block_sums = in.batch * block_rows * lanes;
   for (size_t first_row = 0; first_row < row_blocks; first_row += strip) {
     const size_t strip_rows = std::min(strip, row_blocks - first_row);
