@@ -15,7 +15,7 @@
 namespace mkrt::runtime {
 namespace {
 
-using Wide = unsigned __int128;  // products of sizes and tile counts, before they are cut to 64 bits
+__extension__ using Wide = unsigned __int128;  // products of sizes and tile counts, before they are cut to 64 bits
 
 uint64_t cut(Wide value) noexcept { return value > UINT64_MAX ? UINT64_MAX : static_cast<uint64_t>(value); }
 

@@ -22,7 +22,6 @@ class Runtime {
 
   // Devices that can be used now: CUDA devices first, the host last.
   uint32_t device_count() const noexcept;
-  uint32_t cuda_device_count() const noexcept;
   // Throws Failure(ARGUMENT) where `index` is out of range.
   mkrt_device_info device_info(uint32_t index) const;
 
