@@ -1,7 +1,6 @@
 # `cmake --install`: libraries, headers, the tool, cubins, and what find_package(mkrt) and pkg-config read.
 # Everything can be moved: no installed file holds the prefix.
 
-include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 install(TARGETS mkrt mkrt_static EXPORT mkrt_targets)

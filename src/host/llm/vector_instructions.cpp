@@ -19,12 +19,21 @@
 
 #if HWY_ONCE
 
+#if HWY_ARCH_X86
+#include <cpuid.h>
+#endif
+
 #include <array>
 
 namespace mkrt::host::llm {
 namespace {
 
 #if HWY_ARCH_X86
+// A name that clang's __builtin_cpu_supports does not know before version 18.
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
 // What Highway lets the compiler use for each target.
 bool has_sse4() {
   return __builtin_cpu_supports("sse4.1") && __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul") &&
@@ -32,7 +41,7 @@ bool has_sse4() {
 }
 bool has_avx2() {
   return has_sse4() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
-         __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+         __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 bool has_avx3() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
@@ -50,6 +59,7 @@ bool always() { return true; }
   }
 
 std::span<const VectorInstructions> vector_instructions() noexcept {
+  // clang-format off: it takes the braces for a block of statements
   static const std::array targets{
 #if HWY_TARGETS & HWY_AVX3 & ~HWY_STATIC_TARGET
       MKRT_TARGET("AVX3", N_AVX3, has_avx3),
@@ -63,6 +73,7 @@ std::span<const VectorInstructions> vector_instructions() noexcept {
       // What the compiler may use anywhere; the only one where there is no choice, such as NEON.
       MKRT_TARGET(hwy::TargetName(HWY_STATIC_TARGET), HWY_NAMESPACE, always),
   };
+  // clang-format on
   return targets;
 }
 
