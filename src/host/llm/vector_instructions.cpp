@@ -59,7 +59,8 @@ bool always() { return true; }
   }
 
 std::span<const VectorInstructions> vector_instructions() noexcept {
-  // clang-format off: it takes the braces for a block of statements
+  // It takes the braces for a block of statements.
+  // clang-format off
   static const std::array targets{
 #if HWY_TARGETS & HWY_AVX3 & ~HWY_STATIC_TARGET
       MKRT_TARGET("AVX3", N_AVX3, has_avx3),
