@@ -1,0 +1,360 @@
+// From a model folder through compiler, loader and host device to logits, measured against a float64 decoder that
+// shares no code with them, and against the stored answers of a real model. Everything goes through the public
+// interface; every queue mode and worker count must give the same bits.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "compile/compile.hpp"
+#include "mkrt/mkrt.hpp"
+#include "random_model.hpp"
+#include "reference_decoder.hpp"
+#include "temporary_folder.hpp"
+
+namespace {
+
+using mkrt::test::TemporaryFolder;
+using nlohmann::json;
+
+constexpr uint32_t kWorkers = 4;
+
+struct Way {
+  uint32_t queue_mode;
+  uint32_t workers;
+};
+std::vector<Way> all_ways() {
+  std::vector<Way> ways;
+  for (uint32_t workers = 1; workers <= kWorkers; ++workers) {
+    ways.push_back({MKRT_QUEUE_DYNAMIC, workers});
+    ways.push_back({MKRT_QUEUE_STATIC, workers});
+  }
+  return ways;
+}
+
+// A package on the host device, with a session.
+class Model {
+ public:
+  explicit Model(const std::string& package)
+      : mesh_(runtime_, host_ranks()),
+        program_(runtime_, package),
+        executable_(program_, mesh_),
+        session_(executable_) {
+    batch = std::stoul(std::string(program_.metadata("batch")));
+    context = std::stoul(std::string(program_.metadata("context")));
+    vocabulary = std::stoul(std::string(program_.metadata("vocabulary")));
+  }
+
+  void reset() { session_.reset(); }
+  void step(const Way& way, uint32_t count = 1) {
+    mkrt::ExecuteOptions options;
+    options.step_count = count;
+    options.queue_mode = way.queue_mode;
+    options.worker_limit = way.workers;
+    session_.wait(session_.execute(options));
+  }
+  void start(size_t sequence, const std::vector<int32_t>& prompt) {
+    session_.write<int32_t>(program_.find_tensor("tokens"), prompt, sequence * context);
+    set("prompt_length", sequence, static_cast<int32_t>(prompt.size()));
+    set("active", sequence, 1);
+  }
+  void set(const char* tensor, size_t index, int32_t value) {
+    session_.write_value<int32_t>(program_.find_tensor(tensor), value, index);
+  }
+  int32_t get(const char* tensor, size_t index) const {
+    return session_.read_value<int32_t>(program_.find_tensor(tensor), index);
+  }
+  int32_t token(size_t sequence, size_t position) const { return get("tokens", sequence * context + position); }
+  std::vector<float> logits(size_t sequence) const {
+    std::vector<float> values(vocabulary, NAN);
+    session_.read<float>(program_.find_tensor("logits"), values, sequence * vocabulary);
+    return values;
+  }
+
+  size_t batch = 0, context = 0, vocabulary = 0;
+
+ private:
+  static mkrt::RankOptions host_ranks() {
+    mkrt::RankOptions options;
+    options.kind = MKRT_DEVICE_HOST;
+    options.worker_count = kWorkers;
+    return options;
+  }
+
+  mkrt::Runtime runtime_;
+  mkrt::Mesh mesh_;
+  mkrt::Program program_;
+  mkrt::Executable executable_;
+  mkrt::Session session_;
+};
+
+// |values - expected| / |expected|, Euclidean.
+double relative_error(const std::vector<float>& values, const std::vector<double>& expected) {
+  double difference = 0, size = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    difference += (values[i] - expected[i]) * (values[i] - expected[i]);
+    size += expected[i] * expected[i];
+  }
+  return std::sqrt(difference / size);
+}
+
+int32_t best(const std::vector<float>& logits) {
+  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+// What one way of running gave: for each step, each sequence's logits (those of active sequences).
+using Trace = std::vector<std::vector<float>>;
+
+constexpr size_t kPrompt = 24;
+constexpr size_t kSteps = 40;
+
+// Sequences begin one after the other, so that each is at a position of its own: given tokens first, then its choices.
+Trace run(Model& model, const std::vector<std::vector<int32_t>>& prompts, const Way& way,
+          const std::function<void(size_t sequence, size_t position, int32_t token, const std::vector<float>&)>& look) {
+  model.reset();
+  Trace trace;
+  for (size_t step = 0; step < kSteps; ++step) {
+    if (step < model.batch) model.start(step, prompts[step]);
+    model.step(way);
+    for (size_t sequence = 0; sequence < std::min(model.batch, step + 1); ++sequence) {
+      const size_t position = step - sequence;
+      REQUIRE(model.get("positions", sequence) == static_cast<int32_t>(position + 1));
+      trace.push_back(model.logits(sequence));
+      if (look) look(sequence, position, model.token(sequence, position), trace.back());
+    }
+  }
+  return trace;
+}
+
+bool same_bits(const Trace& a, const Trace& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].size() != b[i].size() || std::memcmp(a[i].data(), b[i].data(), a[i].size() * sizeof(float)) != 0)
+      return false;
+  }
+  return true;
+}
+
+// Largest relative error of a random model of this shape, all sequences and positions.
+void check_random_model(const std::string& shape, uint32_t batch, uint32_t splits,
+                        const std::function<void(nlohmann::ordered_json&)>& change = {}) {
+  CAPTURE(shape);
+  CAPTURE(batch);
+  CAPTURE(splits);
+  const TemporaryFolder folder;
+  mkrt::tools::RandomModel random_model;
+  random_model.config = mkrt::tools::shape_config(shape);
+  if (change) change(random_model.config);
+  // Large enough that every layer moves the logits, which 0.02 does not at such widths.
+  random_model.deviation = 0.1;
+  random_model.seed = batch * 100 + splits;
+  mkrt::tools::write_random_model(random_model, folder.path("model"));
+  mkrt::compile::Options options;
+  options.model = folder.path("model");
+  options.output = folder.path("package");
+  options.batch = batch;
+  options.splits = splits;
+  mkrt::compile::compile_model(options);
+
+  Model model(folder.path("package"));
+  std::mt19937 random(batch);
+  std::vector<std::vector<int32_t>> prompts(batch, std::vector<int32_t>(kPrompt));
+  for (auto& prompt : prompts) {
+    for (int32_t& token : prompt) token = static_cast<int32_t>(random() % model.vocabulary);
+  }
+  std::vector<mkrt::reference::Decoder> decoders(batch, mkrt::reference::Decoder(folder.path("model")));
+
+  double largest = 0;
+  size_t compared = 0, wrong_choices = 0;
+  const Trace first = run(model, prompts, {MKRT_QUEUE_DYNAMIC, 1},
+                          [&](size_t sequence, size_t position, int32_t token, const std::vector<float>& logits) {
+                            const auto expected = decoders[sequence].step(static_cast<size_t>(token));
+                            largest = std::max(largest, relative_error(logits, expected));
+                            ++compared;
+                            const int32_t next = model.token(sequence, position + 1);
+                            const bool given = position + 1 < kPrompt;
+                            wrong_choices += next != (given ? prompts[sequence][position + 1] : best(logits));
+                          });
+  MESSAGE(shape << ", batch " << batch << ", splits " << splits << ": relative error up to " << largest << " in "
+                << compared << " steps");
+  CHECK(largest < 1e-2);
+  CHECK(wrong_choices == 0);
+  for (const Way& way : all_ways()) {
+    CAPTURE(way.queue_mode);
+    CAPTURE(way.workers);
+    CHECK(same_bits(first, run(model, prompts, way, {})));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("random models of every family decode as a float64 decoder does, whatever runs them") {
+  for (const char* shape : {"tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-qwen3"}) {
+    for (const uint32_t batch : {1, 3, 16}) {
+      for (const uint32_t splits : {1, 3}) check_random_model(shape, batch, splits);
+    }
+  }
+}
+
+TEST_CASE(
+    "attention biases, linear rotary scaling, wide heads and a large vocabulary decode as the float64 decoder does") {
+  check_random_model("tiny-llama", 2, 0, [](auto& config) {
+    config["attention_bias"] = true;
+    config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 4.0}};
+  });
+  check_random_model("tiny-qwen3", 2, 2, [](auto& config) {
+    config["attention_bias"] = true;
+    config["head_dim"] = 256;
+  });
+  check_random_model("tiny-mistral", 1, 0, [](auto& config) {
+    config["head_dim"] = 2;
+    config["vocab_size"] = 8209;
+  });
+}
+
+namespace {
+
+struct Golden {
+  std::string prompt;
+  std::vector<int32_t> prompt_ids, greedy_ids;
+  json steps;
+};
+
+std::vector<Golden> read_golden() {
+  std::ifstream file(std::string(MKRT_TEST_DATA) + "/novelist/golden.json");
+  const json golden = json::parse(file);
+  std::vector<Golden> cases;
+  for (const json& one : golden.at("cases")) {
+    cases.push_back({one["prompt"], one["prompt_ids"], one["greedy_ids"], one["steps"]});
+  }
+  return cases;
+}
+
+constexpr double kTolerance = 0.02;
+
+// All cases as one batch. Where the stored top two are closer than the tolerance either token is right; the stored
+// token is then put in its place, so that the following steps stay comparable.
+Trace run_golden(Model& model, const std::vector<Golden>& cases, const Way& way, double& largest, size_t& wrong) {
+  model.reset();
+  for (size_t i = 0; i < cases.size(); ++i) model.start(i, cases[i].prompt_ids);
+  std::vector<std::vector<float>> trace;
+  std::vector<size_t> chosen(cases.size());
+  for (bool going = true; going;) {
+    model.step(way);
+    going = false;
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const Golden& golden = cases[i];
+      const auto position = static_cast<size_t>(model.get("positions", i));
+      if (position < golden.prompt_ids.size()) {
+        going = true;
+        continue;
+      }
+      if (chosen[i] == golden.greedy_ids.size()) continue;
+      const json& step = golden.steps[chosen[i]];
+      trace.push_back(model.logits(i));
+      for (size_t k = 0; k < step["top_ids"].size(); ++k) {
+        const double stored = step["top_logits"][k];
+        largest = std::max(largest, std::abs(trace.back()[step["top_ids"][k].get<size_t>()] - stored));
+      }
+      const int32_t wanted = golden.greedy_ids[chosen[i]++];
+      const double margin = step["top_logits"][0].get<double>() - step["top_logits"][1].get<double>();
+      wrong += model.token(i, position) != wanted && margin > kTolerance;
+      model.set("tokens", i * model.context + position, wanted);
+      if (chosen[i] == golden.greedy_ids.size()) model.set("active", i, 0);
+      going = going || chosen[i] < golden.greedy_ids.size();
+    }
+  }
+  return trace;
+}
+
+}  // namespace
+
+TEST_CASE("a real model gives the stored tokens and logits in both queue modes with 1 to 4 workers") {
+  const TemporaryFolder folder;
+  const std::vector<Golden> cases = read_golden();
+  mkrt::compile::Options options;
+  options.model = std::string(MKRT_TEST_DATA) + "/novelist";
+  options.output = folder.path("package");
+  options.batch = static_cast<uint32_t>(cases.size());
+  mkrt::compile::compile_model(options);
+  Model model(folder.path("package"));
+
+  Trace first;
+  for (const Way& way : all_ways()) {
+    CAPTURE(way.queue_mode);
+    CAPTURE(way.workers);
+    double largest = 0;
+    size_t wrong = 0;
+    const Trace trace = run_golden(model, cases, way, largest, wrong);
+    CHECK(trace.size() == 5 * 96);
+    CHECK(wrong == 0);
+    CHECK(largest < kTolerance);
+    if (first.empty()) {
+      first = trace;
+      MESSAGE("logits differ from the stored ones by up to " << largest);
+    }
+    CHECK(same_bits(first, trace));
+  }
+}
+
+TEST_CASE("many steps in one execute choose the tokens that single steps choose") {
+  const TemporaryFolder folder;
+  const std::vector<Golden> cases = read_golden();
+  mkrt::compile::Options options;
+  options.model = std::string(MKRT_TEST_DATA) + "/novelist";
+  options.output = folder.path("package");
+  mkrt::compile::compile_model(options);
+  Model model(folder.path("package"));
+  for (const Golden& golden : cases) {
+    const auto steps = static_cast<uint32_t>(golden.prompt_ids.size() + 63);
+    std::vector<int32_t> single, together;
+    for (const bool at_once : {false, true}) {
+      model.reset();
+      model.start(0, golden.prompt_ids);
+      if (at_once) {
+        model.step({MKRT_QUEUE_DYNAMIC, 3}, steps);
+      } else {
+        for (uint32_t step = 0; step < steps; ++step) model.step({MKRT_QUEUE_STATIC, 2});
+      }
+      REQUIRE(model.get("positions", 0) == static_cast<int32_t>(steps));
+      for (uint32_t i = 0; i <= steps; ++i) (at_once ? together : single).push_back(model.token(0, i));
+    }
+    CHECK(single == together);
+  }
+}
+
+TEST_CASE("a sequence stops at a stop token and at the end of its list, and the others go on") {
+  const TemporaryFolder folder;
+  const std::vector<Golden> cases = read_golden();
+  mkrt::compile::Options options;
+  options.model = std::string(MKRT_TEST_DATA) + "/novelist";
+  options.output = folder.path("package");
+  options.batch = 2;
+  options.context = 30;
+  mkrt::compile::compile_model(options);
+  Model model(folder.path("package"));
+  const Golden& golden = cases[0];
+  // The first sequence's third choice becomes a stop token of both; it must be the first of its kind there.
+  const int32_t stop = golden.greedy_ids[2];
+  REQUIRE(std::count(golden.greedy_ids.begin(), golden.greedy_ids.begin() + 2, stop) == 0);
+  const std::vector<int32_t> other{cases[4].prompt_ids};
+  model.set("stop_tokens", 0, stop);
+  model.set("stop_count", 0, 1);
+  model.start(0, golden.prompt_ids);
+  model.start(1, other);
+  model.step({MKRT_QUEUE_DYNAMIC, 2}, 60);
+  const size_t end = golden.prompt_ids.size() + 2;
+  CHECK(model.get("active", 0) == 0);
+  CHECK(model.get("positions", 0) == static_cast<int32_t>(end));
+  CHECK(model.token(0, end) == stop);
+  CHECK(model.token(0, end + 1) == 0);
+  CHECK(model.get("active", 1) == 0);
+  const int32_t last = model.get("positions", 1);
+  CHECK((last == 29 || model.token(1, static_cast<size_t>(last)) == stop));
+}
