@@ -162,6 +162,15 @@ float JsonView::number() const {
 
 namespace {
 
+// Empties a tree from its leaves on. The library's own destructor first moves a container's children into a vector that
+// it allocates; where there is no memory left, that would end the process: destructors cannot fail. Empty containers
+// need no vector. `max_depth` bounds the recursion.
+void dismantle(Json& tree) noexcept {
+  if (!tree.is_structured()) return;
+  for (Json& child : tree) dismantle(child);
+  tree.clear();
+}
+
 // The JSON library's callbacks. Values below a container that the visitor descends into are built as trees.
 class Parser {
  public:
@@ -173,6 +182,9 @@ class Parser {
 
   Parser(std::string_view text, const std::string& file, JsonVisitor& visitor)
       : text_(text), file_(file), visitor_(visitor) {}
+  Parser(const Parser&) = delete;
+  Parser& operator=(const Parser&) = delete;
+  ~Parser() { dismantle(root_); }
 
   bool null() { return scalar(nullptr); }
   bool boolean(bool value) { return scalar(value); }
@@ -291,7 +303,7 @@ class Parser {
     if (was_descended) visitor_.leave(path());
     if (was_root) {
       visitor_.value(path(), root_);
-      root_ = nullptr;
+      dismantle(root_);
     }
     count_value();
     return true;
