@@ -1,0 +1,45 @@
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.hpp"
+#include "cli/format.hpp"
+#include "cli/output.hpp"
+
+namespace mkrt::cli {
+namespace {
+
+// The name that --device takes.
+std::string device_option(const DeviceInfo& device) {
+  return device.kind == MKRT_DEVICE_HOST ? "host" : "cuda:" + std::to_string(device.ordinal);
+}
+
+nlohmann::ordered_json to_json(const DeviceInfo& device) {
+  nlohmann::ordered_json out;
+  out["device"] = device_option(device);
+  out["kind"] = device_kind_name(device.kind);
+  out["ordinal"] = device.ordinal;
+  out["name"] = device.name;
+  out["target"] = device.target;
+  out["workers"] = device.worker_count;
+  out["memory_bytes"] = device.memory_bytes;
+  out["memory_free_bytes"] = device.memory_free;
+  return out;
+}
+
+}  // namespace
+
+int devices(const DevicesOptions& options) {
+  const Runtime runtime;
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  std::vector<std::vector<std::string>> table = {{"device", "workers", "memory", "free", "target", "name"}};
+  for (uint32_t i = 0; i < runtime.device_count(); ++i) {
+    const DeviceInfo device = runtime.device_info(i);
+    list.push_back(to_json(device));
+    table.push_back({device_option(device), std::to_string(device.worker_count), format_bytes(device.memory_bytes),
+                     format_bytes(device.memory_free), device.target, device.name});
+  }
+  print(options.json ? list.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n"
+                     : format_table(table));
+  return 0;
+}
+
+}  // namespace mkrt::cli

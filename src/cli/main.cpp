@@ -1,0 +1,178 @@
+// The mkrt tool: reads the command line, runs one command, and turns what it throws into a sentence and an exit code.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <new>
+
+#include "cli/commands.hpp"
+#include "cli/error.hpp"
+#include "cli/interrupt.hpp"
+#include "cli/output.hpp"
+
+namespace mkrt::cli {
+namespace {
+
+// Exit codes. Those of commands that ran are 0 and kFailed.
+constexpr int kFailed = 1;
+constexpr int kUsage = 2;
+constexpr int kInterrupted = 130;  // what shells report for a program that SIGINT ended
+
+void complain(const char* sentence) { std::fprintf(stderr, "mkrt: %s\n", sentence); }
+
+std::string version_text() {
+  const uint32_t version = mkrt_version();
+  return "mkrt " + std::to_string(version / 1'000'000) + "." + std::to_string(version / 1000 % 1000) + "." +
+         std::to_string(version % 1000);
+}
+
+// Everything that the command line can say.
+struct Arguments {
+  CompileOptions compile;
+  InspectOptions inspect;
+  GenerateOptions generate;
+  BenchOptions bench;
+  DevicesOptions devices;
+};
+
+void add_package(CLI::App& command, std::string& package) {
+  command.add_option("PACKAGE", package, "Folder that mkrt compile wrote, or its program.json")->required();
+}
+
+void add_run_options(CLI::App& command, RunOptions& options) {
+  const auto check_device = [](std::string& device) -> std::string {
+    try {
+      describe_ranks({device, 0, ""}, 1);
+      return "";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+  command.add_option("--device", options.device, "host, cuda or cuda:N; left out: cuda:0 if there is one, else host")
+      ->check(CLI::Validator(check_device, "DEVICE"));
+  command.add_option("--workers", options.workers, "Threads or multiprocessors to use; 0: all")
+      ->check(CLI::Range(0, 65535))
+      ->capture_default_str();
+  command.add_option("--queue", options.queue, "How tiles are handed out: dynamic or static; results are the same")
+      ->check(CLI::IsMember({"dynamic", "static"}))
+      ->capture_default_str();
+}
+
+CLI::App* add_compile(CLI::App& app, CompileOptions& options) {
+  CLI::App* command = app.add_subcommand("compile", "Turn a Hugging Face model folder into a package");
+  command->add_option("MODEL", options.model, "Folder with config.json and safetensors files")->required();
+  command->add_option("-o,--output", options.package, "Folder for the package")->required();
+  command->add_option("--batch", options.batch, "Sequences that decode together")
+      ->check(CLI::Range(1, 16))
+      ->capture_default_str();
+  command->add_option("--context", options.context, "Positions of each sequence; 0: the model's, at most 4096")
+      ->capture_default_str();
+  command->add_option("--tile-rows", options.tile_rows, "Rows of a matrix tile, a multiple of 16; 0: chosen");
+  command->add_option("--splits", options.splits, "Tiles that share the positions of one head; 0: chosen");
+  return command;
+}
+
+CLI::App* add_inspect(CLI::App& app, InspectOptions& options) {
+  CLI::App* command = app.add_subcommand("inspect", "Show a package's entries, records, tensors and memory");
+  add_package(*command, options.package);
+  command->add_flag("--json", options.json, "Print JSON");
+  return command;
+}
+
+CLI::App* add_generate(CLI::App& app, GenerateOptions& options) {
+  CLI::App* command = app.add_subcommand("generate", "Continue a text");
+  add_package(*command, options.package);
+  CLI::Option_group* prompt = command->add_option_group("Prompt", "What to continue; one of these");
+  prompt->add_option("--prompt", options.prompt, "Text");
+  prompt->add_option("--prompt-ids", options.prompt_ids, "Token numbers, such as 1,2,3; needs no tokenizer")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  prompt->require_option(1);
+  command->add_option("--tokenizer", options.tokenizer, "A tokenizer.json instead of the package's");
+  command->add_option("--max-tokens", options.max_tokens, "Most new tokens")->capture_default_str();
+  command->add_option("--temperature", options.temperature, "0: always the likeliest token")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  command->add_option("--top-k", options.sampler.top_k, "Choose among the k likeliest tokens; 0: all")
+      ->capture_default_str();
+  command
+      ->add_option("--top-p", options.sampler.top_p, "Choose among the likeliest tokens of this probability together")
+      ->check(CLI::Range(1e-9, 1.0))
+      ->capture_default_str();
+  command->add_option("--seed", options.sampler.seed, "Of the choice; the same seed gives the same text")
+      ->capture_default_str();
+  add_run_options(*command, options.run);
+  command->add_flag("--echo", options.echo, "Print the prompt before its continuation");
+  command->add_flag("--json", options.json, "Print one JSON object when all is done");
+  command->add_option("--logits", options.logits, "With --json: the logits that the first N new tokens were chosen by");
+  command->add_flag("--prompt-logits", options.prompt_logits,
+                    "With --json: the logits after each token of the prompt but the last");
+  return command;
+}
+
+CLI::App* add_bench(CLI::App& app, BenchOptions& options) {
+  CLI::App* command = app.add_subcommand("bench", "Measure decoding against this machine's memory");
+  add_package(*command, options.package);
+  add_run_options(*command, options.run);
+  command->add_option("--json", options.json, "Write the report as JSON to this file; -: standard output");
+  command->add_option("--context", options.position, "Position to start at: so many tokens count as read already")
+      ->capture_default_str();
+  command->add_option("--tokens", options.tokens, "Steps to measure, one an execute and all in one")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  command->add_option("--repeats", options.repeats, "Executes of all steps")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  command->add_option("--warm-up", options.warm_up, "Steps before the measurement")
+      ->check(CLI::Range(0, 1'000'000))
+      ->capture_default_str();
+  return command;
+}
+
+int run(int argc, char** argv) {
+  Arguments arguments;
+  CLI::App app("The megakernel runtime's tool", "mkrt");
+  app.set_version_flag("--version", version_text);
+  app.require_subcommand(1);
+  CLI::App* compile_command = add_compile(app, arguments.compile);
+  CLI::App* inspect_command = add_inspect(app, arguments.inspect);
+  CLI::App* generate_command = add_generate(app, arguments.generate);
+  CLI::App* bench_command = add_bench(app, arguments.bench);
+  CLI::App* devices_command = app.add_subcommand("devices", "List what programs can run on");
+  devices_command->add_flag("--json", arguments.devices.json, "Print JSON");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& help_or_version) {
+    std::ostringstream text, none;
+    app.exit(help_or_version, text, none);
+    print(text.str());
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    complain((std::string(error.what()) + "; see mkrt --help").c_str());
+    return kUsage;
+  }
+  if (*compile_command) return compile(arguments.compile);
+  if (*inspect_command) return inspect(arguments.inspect);
+  if (*generate_command) return generate(arguments.generate);
+  if (*bench_command) return bench(arguments.bench);
+  return *devices_command ? devices(arguments.devices) : kUsage;
+}
+
+}  // namespace
+}  // namespace mkrt::cli
+
+int main(int argc, char** argv) {
+  using namespace mkrt::cli;
+  try {
+    prepare_standard_streams();
+    return run(argc, argv);
+  } catch (const OutputClosed&) {
+    return kFailed;
+  } catch (const Interrupted& interrupted) {
+    complain(interrupted.what());
+    return kInterrupted;
+  } catch (const std::bad_alloc&) {
+    complain("memory is exhausted");
+  } catch (const std::exception& error) {  // Error, mkrt::Error, base::Failure: each with its sentence
+    complain(error.what());
+  }
+  return kFailed;
+}

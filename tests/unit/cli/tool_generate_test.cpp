@@ -1,0 +1,190 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cli/tokenizer.hpp"
+#include "cli/unicode.hpp"
+#include "tool.hpp"
+
+namespace mkrt::cli {
+namespace {
+
+using nlohmann::json;
+
+// Where two logits lie closer than this, either token is right.
+constexpr double kMargin = 0.02;
+constexpr double kTolerance = 0.02;
+
+Outcome generate(std::vector<std::string> options) {
+  std::vector<std::string> arguments = {"generate", novelist_package(), "--device", "host"};
+  arguments.insert(arguments.end(), options.begin(), options.end());
+  return run_tool(arguments);
+}
+
+json generate_json(std::vector<std::string> options) {
+  options.push_back("--json");
+  const Outcome outcome = generate(options);
+  REQUIRE_MESSAGE(outcome.exit_code == 0, outcome.errors);
+  return json::parse(outcome.output);
+}
+
+void check_refused(std::vector<std::string> options, const std::string& part) {
+  const Outcome outcome = generate(options);
+  CAPTURE(outcome.errors);
+  CHECK(outcome.exit_code == 1);
+  CHECK(outcome.output.empty());
+  CHECK(outcome.errors.find(part) != std::string::npos);
+}
+
+TEST_CASE("the novelist continues its prompts as its golden outputs say") {
+  const json golden = json::parse(std::ifstream(MKRT_TEST_DATA "/novelist/golden.json"));
+  const Tokenizer tokenizer = Tokenizer::read(MKRT_TEST_DATA "/novelist/tokenizer.json");
+  for (const json& expected : golden["cases"]) {
+    const std::string prompt = expected["prompt"];
+    CAPTURE(prompt);
+    const json got = generate_json({"--prompt", prompt, "--max-tokens", "96", "--logits", "96"});
+    CHECK(got["prompt_ids"] == expected["prompt_ids"]);
+    CHECK(got["tokens_per_second"] > 0);
+    REQUIRE(got["ids"].size() == 96);
+    REQUIRE(got["logits"].size() == 96);
+    CHECK(got["text"] == to_text(tokenizer.decode(got["ids"].get<std::vector<int32_t>>())));
+    size_t same = 0;
+    for (; same < 96; ++same) {
+      const json& step = expected["steps"][same];
+      for (size_t k = 0; k < 5; ++k) {
+        const double logit = got["logits"][same][step["top_ids"][k].get<size_t>()];
+        CHECK(std::abs(logit - step["top_logits"][k].get<double>()) < kTolerance);
+      }
+      if (got["ids"][same] == expected["greedy_ids"][same]) continue;
+      CHECK(step["top_logits"][0].get<double>() - step["top_logits"][1].get<double>() < kMargin);
+      break;  // from here on the two texts are different ones
+    }
+    // Many steps in one execute choose what single steps choose.
+    CHECK(generate_json({"--prompt", prompt, "--max-tokens", "96"})["ids"] == got["ids"]);
+  }
+}
+
+TEST_CASE("the logits of a prompt agree with the golden ones") {
+  const json golden = json::parse(std::ifstream(MKRT_TEST_DATA "/novelist/golden.json"))["full_logits"];
+  std::string ids;
+  for (const json& id : golden["prompt_ids"]) ids += (ids.empty() ? "" : ",") + id.dump();
+  const json got = generate_json({"--prompt-ids", ids, "--prompt-logits", "--logits", "1", "--max-tokens", "1"});
+  json logits = got["prompt_logits"];
+  logits.push_back(got["logits"][0]);
+  REQUIRE(logits.size() == golden["logits"].size());
+  double worst = 0;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    REQUIRE(logits[i].size() == golden["logits"][i].size());
+    for (size_t k = 0; k < logits[i].size(); ++k) {
+      worst = std::max(worst, std::abs(logits[i][k].get<double>() - golden["logits"][i][k].get<double>()));
+    }
+  }
+  CHECK(worst < kTolerance);
+}
+
+TEST_CASE("text streams in whole code points and is what --json reports") {
+  for (const std::string temperature : {"0", "3"}) {  // 3: hardly a model any more, with many stray bytes
+    const std::vector<std::string> options = {"--prompt",  "The captain",  "--temperature",
+                                              temperature, "--max-tokens", "200"};
+    const Outcome outcome = generate(options);
+    REQUIRE(outcome.exit_code == 0);
+    CHECK(outcome.errors.empty());
+    CHECK(find_invalid_utf8(outcome.output) == std::string::npos);
+    CHECK(outcome.output == generate_json(options)["text"].get<std::string>() + "\n");
+  }
+  ToolProcess process({"generate", novelist_package(), "--device", "host", "--prompt", "x", "--max-tokens", "1000",
+                       "--temperature", "3"});
+  int pieces = 0;
+  for (std::string piece = process.read_some(); !piece.empty(); piece = process.read_some()) {
+    CHECK(find_invalid_utf8(piece) == std::string::npos);
+    ++pieces;
+  }
+  CHECK(pieces > 1);
+  CHECK(generate({"--prompt", "The captain", "--max-tokens", "3", "--echo"}).output.starts_with("The captain"));
+}
+
+TEST_CASE("workers and queues do not change what is generated") {
+  const std::vector<std::string> common = {"--prompt", "When the train", "--max-tokens", "48"};
+  const json expected = generate_json(common)["ids"];
+  for (const char* workers : {"1", "2", "5"}) {
+    for (const char* queue : {"dynamic", "static"}) {
+      std::vector<std::string> options = common;
+      for (const char* option : {"--workers", workers, "--queue", queue}) options.emplace_back(option);
+      CHECK(generate_json(options)["ids"] == expected);
+    }
+  }
+}
+
+TEST_CASE("sampling follows its seed") {
+  const auto sample = [](const char* seed, const char* top_k) {
+    return generate_json({"--prompt", "Once", "--temperature", "1", "--top-k", top_k, "--top-p", "0.95", "--seed", seed,
+                          "--max-tokens", "40"})["ids"];
+  };
+  CHECK(sample("1", "0") == sample("1", "0"));
+  CHECK(sample("1", "0") != sample("2", "0"));
+  CHECK(sample("1", "1") == generate_json({"--prompt", "Once", "--max-tokens", "40"})["ids"]);
+}
+
+TEST_CASE("generation ends where the context ends") {
+  const json got = generate_json({"--prompt-ids", "5,6,7", "--max-tokens", "100000"});
+  const size_t made = got["ids"].size();
+  CHECK((made == 1021 || got["ids"].back() == 1));  // unless the model itself ended it
+  CHECK(generate_json({"--prompt-ids", "5", "--max-tokens", "0"})["ids"].empty());
+}
+
+TEST_CASE("prompts that cannot be continued are refused") {
+  check_refused({"--prompt", ""}, "the prompt has no token");
+  check_refused({"--prompt", "a\xFF"}, "not UTF-8: byte 1");
+  check_refused({"--prompt-ids", "2048"}, "token 2048");
+  check_refused({"--prompt-ids", "-1"}, "token -1");
+  std::string long_prompt = "1";
+  for (int i = 1; i < 1024; ++i) long_prompt += ",1";
+  check_refused({"--prompt-ids", long_prompt}, "1024 tokens, and the package's context of 1024");
+  check_refused({"--prompt", "a", "--tokenizer", "/nowhere/tokenizer.json"}, "/nowhere/tokenizer.json");
+}
+
+TEST_CASE("token numbers need no tokenizer") {
+  const TemporaryFolder folder;
+  const std::string package = folder.path() + "/package";
+  std::filesystem::copy(novelist_package(), package, std::filesystem::copy_options::recursive);
+  std::filesystem::remove(package + "/tokenizer.json");
+  const Outcome with_json = run_tool({"generate", package, "--prompt-ids", "5,6", "--max-tokens", "4", "--json"});
+  REQUIRE_MESSAGE(with_json.exit_code == 0, with_json.errors);
+  const json got = json::parse(with_json.output);
+  CHECK(got["ids"].size() == 4);
+  CHECK(got["text"].is_null());
+  std::string numbers;
+  for (const json& id : got["ids"]) numbers += (numbers.empty() ? "" : " ") + id.dump();
+  CHECK(run_tool({"generate", package, "--prompt-ids", "5,6", "--max-tokens", "4"}).output == numbers + "\n");
+  const Outcome with_text = run_tool({"generate", package, "--prompt", "a"});
+  CHECK(with_text.exit_code == 1);
+  CHECK(with_text.errors.find("tokenizer.json does not exist") != std::string::npos);
+}
+
+TEST_CASE("an interrupt ends generation between two code points") {
+  ToolProcess process(
+      {"generate", novelist_package(), "--device", "host", "--workers", "1", "--prompt", "x", "--max-tokens", "1000"});
+  REQUIRE(!process.read_some().empty());
+  process.send_signal(SIGINT);
+  const Outcome outcome = process.finish();
+  CHECK(outcome.exit_code == 130);
+  CHECK(outcome.errors == "mkrt: interrupted\n");
+  CHECK(outcome.output.ends_with("\n"));
+  CHECK(find_invalid_utf8(outcome.output) == std::string::npos);
+}
+
+TEST_CASE("a reader that leaves ends generation in silence") {
+  ToolProcess process({"generate", novelist_package(), "--device", "host", "--prompt", "x", "--max-tokens", "1000"});
+  REQUIRE(!process.read_some().empty());
+  process.close_output();
+  const Outcome outcome = process.finish();
+  CHECK(outcome.exit_code == 1);
+  CHECK(outcome.errors.empty());
+}
+
+}  // namespace
+}  // namespace mkrt::cli

@@ -1,0 +1,151 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tool.hpp"
+
+namespace mkrt::cli {
+namespace {
+
+using nlohmann::json;
+
+// Failures say one sentence, on standard error only.
+void check_failure(const std::vector<std::string>& arguments, int exit_code, const std::string& part) {
+  const Outcome outcome = run_tool(arguments);
+  CAPTURE(arguments);
+  CAPTURE(outcome.errors);
+  CHECK(outcome.exit_code == exit_code);
+  CHECK(outcome.output.empty());
+  CHECK(outcome.errors.starts_with("mkrt: "));
+  CHECK(std::count(outcome.errors.begin(), outcome.errors.end(), '\n') == 1);
+  CHECK(outcome.errors.find(part) != std::string::npos);
+}
+
+TEST_CASE("a command line that cannot be understood ends with code 2") {
+  check_failure({}, 2, "subcommand");
+  check_failure({"dance"}, 2, "");
+  check_failure({"generate"}, 2, "PACKAGE");
+  check_failure({"generate", "p"}, 2, "Prompt");
+  check_failure({"generate", "p", "--prompt", "a", "--prompt-ids", "1"}, 2, "Prompt");
+  check_failure({"generate", "p", "--prompt-ids", "1,x"}, 2, "--prompt-ids");
+  check_failure({"generate", "p", "--prompt-ids", "1,99999999999"}, 2, "--prompt-ids");
+  check_failure({"generate", "p", "--prompt", "a", "--queue", "random"}, 2, "--queue");
+  check_failure({"generate", "p", "--prompt", "a", "--device", "tpu"}, 2, "there is no device \"tpu\"");
+  check_failure({"generate", "p", "--prompt", "a", "--device", "cuda:-1"}, 2, "--device");
+  check_failure({"generate", "p", "--prompt", "a", "--workers", "-1"}, 2, "--workers");
+  check_failure({"generate", "p", "--prompt", "a", "--temperature", "-0.5"}, 2, "--temperature");
+  check_failure({"generate", "p", "--prompt", "a", "--top-p", "0"}, 2, "--top-p");
+  check_failure({"generate", "p", "--prompt", "a", "--max-tokens", "-1"}, 2, "--max-tokens");
+  check_failure({"compile", "m"}, 2, "--output");
+  check_failure({"compile", "m", "-o", "p", "--batch", "17"}, 2, "--batch");
+  check_failure({"bench", "p", "--tokens", "0"}, 2, "--tokens");
+  check_failure({"inspect", "p", "--colour"}, 2, "--colour");
+}
+
+TEST_CASE("help and version come on standard output") {
+  for (const char* option : {"--help", "--version"}) {
+    const Outcome outcome = run_tool({option});
+    CHECK(outcome.exit_code == 0);
+    CHECK(outcome.output.find("mkrt") != std::string::npos);
+    CHECK(outcome.errors.empty());
+  }
+  CHECK(run_tool({"generate", "--help"}).output.find("--prompt-ids") != std::string::npos);
+}
+
+TEST_CASE("a command that fails ends with code 1") {
+  check_failure({"inspect", "/nowhere/package"}, 1, "/nowhere/package");
+  check_failure({"generate", "/nowhere/package", "--prompt-ids", "1"}, 1, "/nowhere/package");
+  check_failure({"bench", "/nowhere/package"}, 1, "/nowhere/package");
+  const TemporaryFolder folder;
+  check_failure({"compile", "/nowhere/model", "-o", folder.path() + "/package"}, 1, "/nowhere/model");
+  check_failure({"inspect", folder.path()}, 1, "program.json");
+}
+
+TEST_CASE("devices lists the host last, with what a program needs to know") {
+  const Outcome outcome = run_tool({"devices", "--json"});
+  REQUIRE(outcome.exit_code == 0);
+  const json list = json::parse(outcome.output);
+  REQUIRE(!list.empty());
+  for (const json& device : list) {
+    CHECK(device["workers"] > 0);
+    CHECK(device["memory_bytes"] > 0);
+    CHECK(device["name"].is_string());
+  }
+  CHECK(list.back()["device"] == "host");
+  CHECK(run_tool({"devices"}).output.find("host") != std::string::npos);
+}
+
+TEST_CASE("inspect describes entries, records, tensors and memory") {
+  const Outcome outcome = run_tool({"inspect", novelist_package(), "--json"});
+  REQUIRE_MESSAGE(outcome.exit_code == 0, outcome.errors);
+  const json report = json::parse(outcome.output);
+  CHECK(report["isa"] == "mkrt.llm");
+  CHECK(report["isa_fingerprint"].get<std::string>().size() == 16);
+  CHECK(report["ranks"] == 1);
+  CHECK(report["metadata"]["layers"] == "4");
+  uint64_t weights = 0;
+  bool tokens = false;
+  for (const json& tensor : report["tensors"]) {
+    if (tensor["kind"] == "weight") weights += tensor["size_bytes"].get<uint64_t>();
+    if (tensor["name"] != "tokens") continue;
+    tokens = true;
+    CHECK(tensor["dtype"] == "i32");
+    CHECK(tensor["shape"] == json({1, 1024}));
+    CHECK(tensor["size_bytes"] == 4096);
+  }
+  CHECK(tokens);
+  CHECK(report["weight_bytes"] == weights);
+  CHECK(report["session_bytes"] > 0);
+  REQUIRE(report["entries"].size() == 1);
+  const json& entry = report["entries"][0];
+  CHECK(entry["name"] == "decode");
+  uint64_t tiles = 0;
+  for (const json& record : entry["records"]) {
+    uint64_t product = 1;
+    for (const json& dimension : record["grid"]) product *= dimension.get<uint64_t>();
+    CHECK(record["tiles"] == product);
+    tiles += product;
+  }
+  CHECK(entry["tiles"] == tiles);
+
+  const Outcome text = run_tool({"inspect", novelist_package()});
+  CHECK(text.exit_code == 0);
+  for (const char* part : {"memory a rank needs", "entry decode", "tokens", "linear_swiglu"}) {
+    CHECK(text.output.find(part) != std::string::npos);
+  }
+}
+
+TEST_CASE("bench reports rates, bytes and the machine's limit of the same run") {
+  const TemporaryFolder folder;
+  const std::string file = folder.path() + "/bench.json";
+  const Outcome outcome = run_tool({"bench", novelist_package(), "--device", "host", "--tokens", "16", "--repeats", "3",
+                                    "--context", "100", "--json", file});
+  REQUIRE_MESSAGE(outcome.exit_code == 0, outcome.errors);
+  CHECK(outcome.output.find("% of the read limit") != std::string::npos);
+  const json report = json::parse(std::ifstream(file));
+  const double limit = report["read_limit_bytes_per_second"];
+  CHECK(limit > 0);
+  const json inspected = json::parse(run_tool({"inspect", novelist_package(), "--json"}).output);
+  CHECK(report["weight_bytes_read_per_step"] == inspected["weight_bytes"]);  // tied embeddings: all of it
+  // 4 layers, 2 key-value heads of 64, keys and values in two bytes, at the middle of positions 100 to 115.
+  CHECK(report["cache_bytes_read_per_step"] == 4 * 2 * 64 * 2 * 2 * 107.5);
+  for (const char* mode : {"one_step_per_execute", "many_steps_per_execute"}) {
+    const json& figures = report[mode];
+    CHECK(figures["executes"] == (figures["steps_per_execute"] == 1 ? 16 : 3));
+    CHECK(figures["tokens_per_second"] > 0);
+    CHECK(figures["ms_per_token"]["p50"] <= figures["ms_per_token"]["p95"]);
+    const double bytes = report["bytes_read_per_token"];
+    const double rate = bytes / figures["ms_per_token"]["p50"].get<double>() * 1e3;
+    CHECK(figures["bytes_read_per_second"].get<double>() == doctest::Approx(rate));
+    CHECK(figures["share_of_read_limit"].get<double>() == doctest::Approx(rate / limit));
+  }
+  CHECK(json::parse(run_tool({"bench", novelist_package(), "--tokens", "2", "--json", "-"}).output).is_object());
+  check_failure({"bench", novelist_package(), "--context", "1000", "--tokens", "24"}, 1, "context of 1024");
+  check_failure({"bench", novelist_package(), "--tokens", "1", "--json", folder.path() + "/none/x"}, 1, "written");
+}
+
+}  // namespace
+}  // namespace mkrt::cli
