@@ -1,6 +1,5 @@
 #include "verify/conflicts.hpp"
 
-#include <cassert>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -28,9 +27,9 @@ struct Cluster {
   uint32_t record = 0;
   bool writes = false;
   std::vector<Access> accesses;
-  std::vector<Order::Before> befores;                     // of the tiles, each once
-  std::vector<std::pair<uint32_t, uint32_t>> signallers;  // (rank, group), one for each set of signalled counters
-  std::vector<Piece> pieces;                              // sorted; empty until needed. `part` is the group
+  std::vector<Order::Before> befores;  // of the tiles, each once
+  Order::Signallers signallers;        // the tiles, as those that others may follow
+  std::vector<Piece> pieces;           // sorted; empty until needed. `part` is the group
 };
 
 // How the tiles of a cluster follow those of another.
@@ -140,7 +139,7 @@ void InstanceCheck::add_accesses(Cluster& cluster, uint32_t operand_number) {
 
 void InstanceCheck::find_order_of(Cluster& cluster) {
   std::set<Order::Before> befores;
-  std::set<std::pair<uint32_t, uint32_t>> signallers;
+  std::set<std::pair<uint32_t, uint32_t>> signallers;  // rank, and a group for each set of signalled counters
   const RecordGroups& groups = groups_[cluster.record];
   for (const Access& access : cluster.accesses) {
     for_each_group(cluster, access, [&](uint32_t g) {
@@ -149,7 +148,9 @@ void InstanceCheck::find_order_of(Cluster& cluster) {
     });
   }
   cluster.befores.assign(befores.begin(), befores.end());
-  cluster.signallers.assign(signallers.begin(), signallers.end());
+  for (const auto& [rank, group] : signallers) {
+    cluster.signallers.add(order_.signalled_columns(cluster.record, rank, group));
+  }
 }
 
 const std::vector<Piece>& InstanceCheck::pieces_of(Cluster& cluster) {
@@ -263,17 +264,9 @@ void InstanceCheck::check_sequence() {
 Follows InstanceCheck::follows(const Cluster& earlier, const Cluster& later, uint32_t steps_apart) const {
   Follows result;
   for (const Order::Before& before : later.befores) {
-    bool any = false;
-    bool all = true;
-    for (const auto& [rank, group] : earlier.signallers) {
-      if (any && !all) break;
-      effort_.charge(1);
-      const bool precedes = order_.signals_into(earlier.record, rank, group, before.row(steps_apart));
-      any = any || precedes;
-      all = all && precedes;
-    }
-    result.entirely = result.entirely && all;
-    result.everywhere = result.everywhere && any;
+    const Order::Preceding preceding = order_.preceding(earlier.signallers, before.row(steps_apart));
+    result.entirely = result.entirely && preceding.all;
+    result.everywhere = result.everywhere && preceding.any;
     if (!result.everywhere) break;  // then not entirely either
   }
   return result;

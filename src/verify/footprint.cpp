@@ -1,6 +1,5 @@
 #include "verify/footprint.hpp"
 
-#include <cassert>
 
 namespace mkrt::verify {
 namespace {

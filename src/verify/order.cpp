@@ -1,6 +1,6 @@
 #include "verify/order.hpp"
 
-#include <cassert>
+#include <algorithm>
 #include <map>
 
 #include "base/failure.hpp"
@@ -99,9 +99,9 @@ void Order::find_order_of(uint32_t record, uint32_t rank, uint32_t steps_apart) 
     }
     Before& before = before_[record][size_t{rank} * groups.size() + g];
     (steps_apart == 0 ? before.same_step : before.previous_step) = place->second;
-    for_each_signalled_column(record, rank, groups[g], [&](uint32_t column) {
+    for (uint32_t column : signalled_columns(record, rank, g)) {
       join(steps_apart == 0 ? same_step_row(column) : previous_step_row(column), place->second);
-    });
+    }
   }
 }
 
@@ -129,31 +129,66 @@ uint32_t Order::joined_row(const Rows& rows) {
 }
 
 template <class Visit>
-void Order::for_each_signalled_column(uint32_t record, uint32_t rank, const Group& group, Visit&& visit) const {
+bool Order::any_signalled_column(uint32_t record, uint32_t rank, const Group& group, Visit&& visit) const {
   const std::vector<package::Signal>& signals = context_.entry.records[record].signals;
   for (size_t s = 0; s < signals.size(); ++s) {
     if (column_[group.signal[s]] == kNoColumn) continue;
     const Ranks ranks = selected_ranks(signals[s].rank, rank, group.box.first, context_.rank_count());
     for (uint32_t k = 0; k < ranks.count; ++k) {
-      visit(column((ranks.first + k) % context_.rank_count(), group.signal[s]));
+      if (visit(column((ranks.first + k) % context_.rank_count(), group.signal[s]))) return true;
     }
   }
+  return false;
 }
 
 bool Order::signals_into(uint32_t record, uint32_t rank, uint32_t group, uint32_t row) const {
   if (row == 0) return false;
-  bool found = false;
-  for_each_signalled_column(record, rank, groups_[record].groups[group],
-                            [&](uint32_t column) { found = found || bit(row, column); });
-  return found;
+  return any_signalled_column(record, rank, groups_[record].groups[group],
+                              [&](uint32_t column) { return bit(row, column); });
+}
+
+std::vector<uint32_t> Order::signalled_columns(uint32_t record, uint32_t rank, uint32_t group) const {
+  std::vector<uint32_t> columns;
+  any_signalled_column(record, rank, groups_[record].groups[group], [&](uint32_t column) {
+    columns.push_back(column);
+    return false;
+  });
+  return columns;
+}
+
+void Order::Signallers::add(const std::vector<uint32_t>& columns) {
+  if (columns.size() != 1) {
+    other_.push_back(columns);
+    return;
+  }
+  const uint32_t index = columns[0] / 64;
+  const uint64_t mask = uint64_t{1} << (columns[0] % 64);
+  if (single_.empty() || single_.back().index != index) single_.push_back({index, 0});
+  single_.back().bits |= mask;
+}
+
+Order::Preceding Order::preceding(const Signallers& signallers, uint32_t row) const {
+  Preceding result;
+  effort_.charge(1 + signallers.single_.size() + signallers.other_.size());
+  for (const Signallers::Word& word : signallers.single_) {
+    const uint64_t found = bits_[row * words_ + word.index] & word.bits;
+    result.any = result.any || found != 0;
+    result.all = result.all && found == word.bits;
+  }
+  for (const std::vector<uint32_t>& columns : signallers.other_) {
+    if (result.any && !result.all) break;
+    const bool found = std::any_of(columns.begin(), columns.end(), [&](uint32_t column) { return bit(row, column); });
+    result.any = result.any || found;
+    result.all = result.all && found;
+  }
+  return result;
 }
 
 void Order::check_phases() {
   for (uint32_t r = 0; r < groups_.size(); ++r) {
     for (uint32_t rank = 0; rank < context_.rank_count(); ++rank) {
       for (uint32_t g = 0; g < groups_[r].groups.size(); ++g) {
-        for_each_signalled_column(r, rank, groups_[r].groups[g],
-                                  [&](uint32_t column) { check_phase(r, rank, g, column); });
+        for (uint32_t column : signalled_columns(r, rank, g)) check_phase(r, rank, g, column);
       }
     }
   }
@@ -168,9 +203,8 @@ void Order::check_phase(uint32_t record, uint32_t rank, uint32_t group, uint32_t
     for (uint32_t other = 0; other < context_.rank_count(); ++other) {
       for (uint32_t g = 0; g < groups_[r].groups.size(); ++g) {
         effort_.charge(1);
-        bool signals_target = false;
-        for_each_signalled_column(r, other, groups_[r].groups[g],
-                                  [&](uint32_t column) { signals_target = signals_target || column == target; });
+        const bool signals_target =
+            any_signalled_column(r, other, groups_[r].groups[g], [&](uint32_t column) { return column == target; });
         if (!signals_target || signals_into(r, other, g, row)) continue;
         const uint64_t late = tile_number(context_.entry.records[r], groups_[r].groups[g].box.first);
         const uint64_t early = tile_number(context_.entry.records[record], groups_[record].groups[group].box.first);
