@@ -3,7 +3,7 @@
 #include <atomic>
 #include <thread>
 
-#include "host/failures.hpp"
+#include "device/failures.hpp"
 #include "host/spin.hpp"
 #include "host/turn.hpp"
 
@@ -49,7 +49,7 @@ class TileRunner {
   bool wait_for(const mkrt_wait& wait) noexcept;
   bool wait_longer(uint64_t counter, uint32_t wanted) noexcept;
   void signal(const mkrt_signal& signal) noexcept;
-  TilePlace place() const noexcept;
+  device::TilePlace place() const noexcept;
 
   Turn& turn_;
   Turn::Rank& queue_;
@@ -130,7 +130,7 @@ bool TileRunner::run_tile() noexcept {
   const uint32_t fault = turn_.tables->isa->instructions[record_->opcode](&tile_);
   if (fault != 0) {
     if (turn_.claim_failure()) {
-      fill_fault(turn_.tables->program->isa, *turn_.entry->definition, place(), fault, &turn_.failure);
+      device::fill_fault(turn_.tables->program->isa, *turn_.entry->definition, place(), fault, &turn_.failure);
     }
     return false;
   }
@@ -184,8 +184,8 @@ bool TileRunner::wait_longer(uint64_t counter, uint32_t wanted) noexcept {
   const uint32_t seen = counter_at(table_, counter).load(std::memory_order_acquire);
   if (reached(seen, wanted)) return true;
   if (turn_.claim_failure()) {
-    const MissedCounter missed{static_cast<uint32_t>(counter), seen, wanted, waited};
-    fill_deadline(*turn_.entry->definition, place(), missed, &turn_.failure);
+    const device::MissedCounter missed{static_cast<uint32_t>(counter), seen, wanted, waited};
+    device::fill_deadline(*turn_.entry->definition, place(), missed, &turn_.failure);
   }
   return false;
 }
@@ -214,8 +214,8 @@ void TileRunner::signal(const mkrt_signal& signal) noexcept {
   }
 }
 
-TilePlace TileRunner::place() const noexcept {
-  return {tile_.rank, worker_, record_, tile_in_record_, turn_.first_step + step_};
+device::TilePlace TileRunner::place() const noexcept {
+  return {tile_.rank, worker_, "worker", record_->index, tile_in_record_, turn_.first_step + step_};
 }
 
 }  // namespace
