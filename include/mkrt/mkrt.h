@@ -156,9 +156,11 @@ typedef struct mkrt_runtime mkrt_runtime;
 
 enum { MKRT_LOG_ERROR = 1, MKRT_LOG_WARNING = 2, MKRT_LOG_INFO = 3, MKRT_LOG_DEBUG = 4 };
 
-/* Returns `size` bytes aligned to `alignment` (a power of two), or NULL. Called from the threads that call mkrt. */
+/* Returns `size` bytes aligned to `alignment` (a power of two), or NULL. Called from the threads that call mkrt, also
+ * from several at once; must not call mkrt. */
 typedef void* (*mkrt_allocate_function)(void* user_data, size_t size, size_t alignment);
-/* Gives memory back; `size` and `alignment` are those of the allocation. Called from any thread that uses mkrt. */
+/* Gives memory back; `size` and `alignment` are those of the allocation. Called as above, from any thread that uses
+ * mkrt; must not call mkrt. */
 typedef void (*mkrt_release_function)(void* user_data, void* memory, size_t size, size_t alignment);
 /* Receives a message. Called from any thread that uses mkrt, never from a device worker; must not call mkrt. */
 typedef void (*mkrt_log_function)(void* user_data, uint32_t level, const char* message);
