@@ -117,8 +117,8 @@ HWY_NOINLINE void prepare(const LinearInput& in, const float* scales, size_t fir
 // 12 unrolls ordinary loops too late for that, and moved all sums through the stack at each end of multiply().
 template <size_t count, class Work>
 HWY_INLINE void unrolled(const Work& work) {
-  [&]<size_t... i>(std::index_sequence<i...>) HWY_ATTR { (work(std::integral_constant<size_t, i>()), ...); }
-  (std::make_index_sequence<count>());
+  [&]<size_t... i>(std::index_sequence<i...>)
+      HWY_ATTR { (work(std::integral_constant<size_t, i>()), ...); }(std::make_index_sequence<count>());
 }
 
 // Adds the products of `count` column blocks with row_count rows and sequence_count sequences to their partial sums.
@@ -130,9 +130,8 @@ HWY_NOINLINE void multiply(const std::byte* HWY_RESTRICT weight, size_t count, c
   constexpr Floats d;
   const WordVector high_half = hn::Set(Words(), 0xffff0000u);
   FloatVector sum[sequence_count * row_count];
-  unrolled<sequence_count * row_count>([&](auto i) HWY_ATTR {
-    sum[i] = hn::Load(d, sums + (i / row_count * block_rows + i % row_count) * lanes);
-  });
+  unrolled<sequence_count * row_count>(
+      [&](auto i) HWY_ATTR { sum[i] = hn::Load(d, sums + (i / row_count * block_rows + i % row_count) * lanes); });
   for (; count > 0; --count, weight += block_bytes, x += x_stride) {
     unrolled<2 * pieces>([&](auto half) HWY_ATTR {
       FloatVector input[sequence_count];
@@ -147,9 +146,8 @@ HWY_NOINLINE void multiply(const std::byte* HWY_RESTRICT weight, size_t count, c
       });
     });
   }
-  unrolled<sequence_count * row_count>([&](auto i) HWY_ATTR {
-    hn::Store(sum[i], d, sums + (i / row_count * block_rows + i % row_count) * lanes);
-  });
+  unrolled<sequence_count * row_count>(
+      [&](auto i) HWY_ATTR { hn::Store(sum[i], d, sums + (i / row_count * block_rows + i % row_count) * lanes); });
 }
 
 // multiply() for all 8 rows of `sequence_count` sequences: at once where there are registers for 8 sums a sequence and
@@ -162,9 +160,9 @@ HWY_INLINE void multiply_rows(const std::byte* weight, size_t count, const float
   }
 }
 
-// Sequences that are multiplied first: as many as registers hold sums for with all 8 rows. This group brings the weights
-// from memory, and only a read of byte after byte keeps the processor's prefetching busy; halves took half again as
-// long.
+// Sequences that are multiplied first: as many as registers hold sums for with all 8 rows. This group brings the
+// weights from memory, and only a read of byte after byte keeps the processor's prefetching busy; halves took half
+// again as long.
 constexpr size_t first_group = registers == 32 ? 3 : 1;
 
 // multiply() for all rows and sequences.

@@ -27,8 +27,8 @@ Instructions instructions_of(const llm::VectorInstructions& vector) noexcept {
 }
 
 constexpr mkrt_host_isa isa_of(const mkrt_host_instruction* instructions) noexcept {
-  return {sizeof(mkrt_host_isa), isa::llm::opcode_count, isa::llm::fingerprint,
-          "mkrt.llm",            instructions,           sizeof(llm::Scratch)};
+  return {sizeof(mkrt_host_isa), isa::llm::opcode_count, isa::llm::fingerprint, "mkrt.llm",
+          instructions,          sizeof(llm::Scratch)};
 }
 
 // The targets of this processor, with their tables. Made once, without memory from anywhere.

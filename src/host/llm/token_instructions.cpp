@@ -109,8 +109,8 @@ uint32_t choose(const mkrt_host_tile* tile) noexcept {
   if (!done) {
     const int32_t prompt_length = element<int32_t>(read_slice(tile, op::prompt_length, sizeof(int32_t)), 0, 0);
     if (static_cast<int64_t>(next) >= prompt_length) {
-      const int32_t token = best_of(read_slice(tile, op::best_value, sizeof(float)),
-                                    read_slice(tile, op::best_index, sizeof(int32_t)));
+      const int32_t token =
+          best_of(read_slice(tile, op::best_value, sizeof(float)), read_slice(tile, op::best_index, sizeof(int32_t)));
       tokens.store(0, next, &token, 1);
       done = is_stop_token(tile, token);
     }

@@ -118,12 +118,11 @@ HWY_INLINE FloatVector floats_of_f16(const std::byte* address) {
 #endif
   const WordVector magnitude = hn::And(bits, hn::Set(words, 0x7fff));
   const WordVector sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(words, 0x8000)));
-  const FloatVector number =
-      hn::Mul(hn::BitCast(d, hn::ShiftLeft<13>(magnitude)), hn::Set(d, 0x1p112f));
+  const FloatVector number = hn::Mul(hn::BitCast(d, hn::ShiftLeft<13>(magnitude)), hn::Set(d, 0x1p112f));
   const auto beyond = hn::Ge(number, hn::Set(d, 65536.0f));
-  const WordVector fixed = hn::IfThenElse(hn::RebindMask(words, beyond),
-                                          hn::Or(hn::BitCast(words, number), hn::Set(words, 0x7f800000)),
-                                          hn::BitCast(words, number));
+  const WordVector fixed =
+      hn::IfThenElse(hn::RebindMask(words, beyond), hn::Or(hn::BitCast(words, number), hn::Set(words, 0x7f800000)),
+                     hn::BitCast(words, number));
   return hn::BitCast(d, hn::Or(fixed, sign));
 #else
   const hn::Rebind<hwy::float16_t, Floats> halves;
