@@ -1,6 +1,8 @@
 # Kernels: CUDA C++ sources built into cubins with nvcc. CMake's CUDA language is not used: it would make a compiler
 # that most machines lack a condition of every build, and it links the CUDA runtime, which mkrt never does.
 
+include_guard(GLOBAL)
+
 option(MKRT_KERNELS "Build the kernels where there is an nvcc" ON)
 set(MKRT_CUDA_ARCHITECTURES sm_80 sm_90a sm_100 sm_120
     CACHE STRING "Targets that cubins are made for: A100, H100/H200, B200, RTX 50")
