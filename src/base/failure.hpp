@@ -64,7 +64,8 @@ std::string text(const Parts&... parts) {
 }
 
 // `name` as a sentence shows it: in quotes, control characters as "\x0a", cut after 64 bytes (never inside a UTF-8
-// sequence), so that a message with several names fits into mkrt_error whatever a file calls its things.
+// sequence), so that a message with several names fits into mkrt_error whatever a file calls its things. Call it with
+// its namespace: for a std::string, std::quoted would be found as well and win.
 std::string quoted(std::string_view name);
 
 // `path` as a sentence shows it: its last 160 bytes where it is longer.

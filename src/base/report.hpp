@@ -1,4 +1,5 @@
-// How code reports failure without an exception: a status, and a sentence in the caller's mkrt_error. Allocates nothing.
+// How code reports failure without an exception: a status, and a sentence in the caller's mkrt_error. Allocates
+// nothing.
 #pragma once
 
 #include <algorithm>

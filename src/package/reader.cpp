@@ -22,7 +22,6 @@ namespace mkrt::package {
 
 namespace {
 
-using base::quoted;
 using base::text;
 
 constexpr uint64_t format_version = 1;
@@ -54,12 +53,12 @@ class OrderedMembers {
       return;
     }
     if (std::find(names_.begin(), names_.end(), name) == names_.end()) {
-      object.fail(text("has an unknown member ", quoted(name)));
+      object.fail(text("has an unknown member ", base::quoted(name)));
     }
-    object.fail(text("has the member ", quoted(name), " where ", quoted(names_[next_]), " must be"));
+    object.fail(text("has the member ", base::quoted(name), " where ", base::quoted(names_[next_]), " must be"));
   }
   void end(const JsonView& object) const {
-    if (next_ < names_.size()) object.fail(text("lacks the member ", quoted(names_[next_])));
+    if (next_ < names_.size()) object.fail(text("lacks the member ", base::quoted(names_[next_])));
   }
 
  private:
@@ -82,11 +81,11 @@ class WeightIndex {
   // The tensor of that name, which must be in exactly one file and be as `tensor` declares.
   const SafetensorsView& find(const JsonView& view, const std::string& source, const Tensor& tensor) const {
     const auto it = tensors_.find(source);
-    if (it == tensors_.end()) view.fail(text("no weight file has a tensor ", quoted(source)));
+    if (it == tensors_.end()) view.fail(text("no weight file has a tensor ", base::quoted(source)));
     const Place& place = it->second;
     if (place.other_file != nullptr) {
       view.fail(text("both ", base::shown_path(place.file->path()), " and ", base::shown_path(place.other_file->path()),
-                     " have a tensor ", quoted(source)));
+                     " have a tensor ", base::quoted(source)));
     }
     check(view, source, *place.view, tensor);
     return *place.view;
@@ -102,13 +101,13 @@ class WeightIndex {
   static void check(const JsonView& view, const std::string& source, const SafetensorsView& found,
                     const Tensor& tensor) {
     if (found.dtype != safetensors_dtype(tensor.dtype)) {
-      view.fail(
-          text(quoted(source), " has dtype ", found.dtype, " in its file, not ", safetensors_dtype(tensor.dtype)));
+      view.fail(text(base::quoted(source), " has dtype ", found.dtype, " in its file, not ",
+                     safetensors_dtype(tensor.dtype)));
     }
-    if (found.shape != tensor.shape) view.fail(text(quoted(source), " has another shape in its file"));
+    if (found.shape != tensor.shape) view.fail(text(base::quoted(source), " has another shape in its file"));
     // Host ranks compute on the mapped bytes in place.
     if (reinterpret_cast<uintptr_t>(found.bytes.data()) % dtype_size(tensor.dtype) != 0) {
-      view.fail(text(quoted(source), " does not start at a multiple of its element size in its file"));
+      view.fail(text(base::quoted(source), " does not start at a multiple of its element size in its file"));
     }
   }
 
@@ -156,7 +155,7 @@ class ProgramReader : public JsonVisitor {
 
   void value(const JsonPath& path, const Json& value) override {
     JsonOrigin origin = origin_of(path);
-    if (path.size() == 5 && path[2].key == "records") note_record(path, value, origin);
+    if (path.size() == 4 && path[2].key == "records") note_record(path, value, origin);
     const JsonView view(value, origin);
     switch (path.size()) {
       case 0: view.expect_object(); break;
@@ -217,7 +216,7 @@ class ProgramReader : public JsonVisitor {
   void read_metadata(const JsonView& view) {
     view.each_member([&](const std::string& key, const JsonView& value) {
       if (key.empty() || key.size() > max_name_bytes || key.find('\0') != std::string::npos) {
-        view.fail(text("key ", quoted(key), " must have 1 to ", max_name_bytes, " bytes and no NUL character"));
+        view.fail(text("key ", base::quoted(key), " must have 1 to ", max_name_bytes, " bytes and no NUL character"));
       }
       program_.metadata.push_back({key, value.string(0, max_metadata_bytes)});
     });
@@ -248,24 +247,25 @@ class ProgramReader : public JsonVisitor {
       valid = !part.empty() && part != "." && part != "..";
       start = end + 1;
     }
-    if (!valid) view.fail(text(quoted(name), " is not a path inside the package's folder"));
+    if (!valid) view.fail(text(base::quoted(name), " is not a path inside the package's folder"));
     return name;
   }
 
   void read_image(const JsonView& view) {
     view.expect_members({"target", "file"});
     Image image{view.member("target").string(1, max_target_bytes), file_name(view.member("file"))};
-    if (!targets_.insert(image.target, 0)) view.fail(text("target ", quoted(image.target), " is there twice"));
+    if (!targets_.insert(image.target, 0)) view.fail(text("target ", base::quoted(image.target), " is there twice"));
     std::error_code error;
     if (!std::filesystem::is_regular_file(system_path(folder_ + '/' + image.file), error)) {
-      view.member("file").fail(text("file ", quoted(image.file), " does not exist in the package"), MKRT_ERROR_FILE);
+      view.member("file").fail(text("file ", base::quoted(image.file), " does not exist in the package"),
+                               MKRT_ERROR_FILE);
     }
     program_.images.push_back(std::move(image));
   }
 
   void read_weight_file(const JsonView& view) {
     const std::string& name = file_name(view);
-    if (!weight_names_.insert(name, 0)) view.fail(text("file ", quoted(name), " is there twice"));
+    if (!weight_names_.insert(name, 0)) view.fail(text("file ", base::quoted(name), " is there twice"));
     program_.weight_files.push_back(std::make_shared<const SafetensorsFile>(folder_ + '/' + name));
     weights_.add(*program_.weight_files.back());
   }
@@ -278,13 +278,13 @@ class ProgramReader : public JsonVisitor {
     out.name = view.member("name").name();
     const JsonView dtype = view.member("dtype");
     const auto known = find_dtype(dtype.string(0, SIZE_MAX));
-    if (!known) dtype.fail(text(quoted(dtype.string(0, SIZE_MAX)), " is not a dtype"));
+    if (!known) dtype.fail(text(base::quoted(dtype.string(0, SIZE_MAX)), " is not a dtype"));
     out.dtype = *known;
     out.kind = read_kind(view.member("kind"));
     read_shape(view.member("shape"), out);
     read_sources(view, out);
     if (!tensors_.insert(out.name, static_cast<uint32_t>(program_.tensors.size()))) {
-      view.fail(text("tensor ", quoted(out.name), " is there twice"));
+      view.fail(text("tensor ", base::quoted(out.name), " is there twice"));
     }
     program_.tensors.push_back(std::move(out));
   }
@@ -296,7 +296,7 @@ class ProgramReader : public JsonVisitor {
     if (kind == "input") return MKRT_TENSOR_INPUT;
     if (kind == "output") return MKRT_TENSOR_OUTPUT;
     if (kind == "scratch") return MKRT_TENSOR_SCRATCH;
-    view.fail(text(quoted(kind), " is not \"weight\", \"state\", \"input\", \"output\" or \"scratch\""));
+    view.fail(text(base::quoted(kind), " is not \"weight\", \"state\", \"input\", \"output\" or \"scratch\""));
   }
 
   void read_shape(const JsonView& view, Tensor& out) {
@@ -341,7 +341,7 @@ class ProgramReader : public JsonVisitor {
       return;
     }
     entry().name = view.name();
-    if (!entries_.insert(entry().name, 0)) view.fail(text("entry ", quoted(entry().name), " is there twice"));
+    if (!entries_.insert(entry().name, 0)) view.fail(text("entry ", base::quoted(entry().name), " is there twice"));
   }
 
   void read_counters(const JsonView& view) {
@@ -354,7 +354,7 @@ class ProgramReader : public JsonVisitor {
       view.fail(text("makes more than ", max_entry_counters, " counters in the entry"));
     }
     if (!counters_.insert(out.name, static_cast<uint32_t>(entry().counters.size()))) {
-      view.fail(text("counter ", quoted(out.name), " is there twice"));
+      view.fail(text("counter ", base::quoted(out.name), " is there twice"));
     }
     entry().counter_count += out.size;
     entry().counters.push_back(std::move(out));
@@ -382,6 +382,12 @@ class ProgramReader : public JsonVisitor {
 
 }  // namespace
 
+Program parse_program(std::string_view text, const std::string& folder, const std::string& file) {
+  ProgramReader reader(folder, file);
+  parse_json(text, file, reader);
+  return reader.take();
+}
+
 Program read_package(const std::string& path) {
   std::error_code error;
   const bool is_folder =
@@ -389,10 +395,9 @@ Program read_package(const std::string& path) {
   const std::string file_path = is_folder ? path + "/program.json" : path;
   const base::MappedFile file(file_path);
   const std::string parent = utf8_path(system_path(file_path).parent_path());
-  ProgramReader reader(parent.empty() ? "." : parent, file_path);
   const auto bytes = file.bytes();
-  parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, file_path, reader);
-  return reader.take();
+  return parse_program({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, parent.empty() ? "." : parent,
+                       file_path);
 }
 
 }  // namespace mkrt::package

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "package/program.hpp"
 
@@ -13,5 +14,9 @@ namespace mkrt::package {
 // program.json is translated as it is parsed: beside the Program, only one record is in memory at a time. Throws
 // base::Failure: FILE, FORMAT or UNSUPPORTED, with a sentence that names the file, the JSON pointer and what is wrong.
 Program read_package(const std::string& path);
+
+// The same for the text of a program.json that need not be a file: `folder` holds the files that it names, messages
+// call it `file`.
+Program parse_program(std::string_view text, const std::string& folder, const std::string& file);
 
 }  // namespace mkrt::package

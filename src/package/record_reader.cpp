@@ -13,7 +13,6 @@ namespace {
 
 using base::checked_add;
 using base::checked_multiply;
-using base::quoted;
 using base::text;
 
 // Member `key`, or `otherwise` where it is left out.
@@ -25,7 +24,7 @@ uint64_t count_or(const JsonView& view, std::string_view key, uint64_t otherwise
 uint32_t number_of(const JsonView& view, const NameIndex& names, std::string_view what) {
   const std::string& name = view.name();
   if (const auto number = names.find(name)) return *number;
-  view.fail(text(what, " ", quoted(name), " does not exist"));
+  view.fail(text(what, " ", base::quoted(name), " does not exist"));
 }
 
 // One number for each dimension of the grid as written; those that it lacks keep their value.
@@ -58,7 +57,7 @@ mkrt_rank_selector read_rank(const JsonView& view, const Record& record, uint32_
     const std::string& name = view.string(0, SIZE_MAX);
     if (name == "self") return {MKRT_RANK_SELF, 0xff, 0};
     if (name == "all") return {MKRT_RANK_ALL, 0xff, 0};
-    view.fail(text(quoted(name), " is not \"self\", \"all\", a rank or an object"));
+    view.fail(text(base::quoted(name), " is not \"self\", \"all\", a rank or an object"));
   }
   if (!view.is_object()) {
     return {MKRT_RANK_FIXED, 0xff, static_cast<uint16_t>(view.unsigned_integer(0, rank_count - 1))};
@@ -114,14 +113,14 @@ void read_slice(const JsonView& view, const Record& record, const Tensor& tensor
 void check_access(const JsonView& view, const Operand& operand, const Tensor& tensor,
                   const OperandDefinition& definition) {
   if (std::find(definition.dtypes.begin(), definition.dtypes.end(), tensor.dtype) == definition.dtypes.end()) {
-    view.fail(text("tensor ", quoted(tensor.name), " has dtype ", dtype_name(tensor.dtype),
+    view.fail(text("tensor ", base::quoted(tensor.name), " has dtype ", dtype_name(tensor.dtype),
                    ", which the opcode does not take here"));
   }
   if (tensor.kind == MKRT_TENSOR_WEIGHT && definition.access != Access::read) {
-    view.fail(text("writes to the weight ", quoted(tensor.name)));
+    view.fail(text("writes to the weight ", base::quoted(tensor.name)));
   }
   if (tensor.kind == MKRT_TENSOR_WEIGHT && operand.rank.mode != MKRT_RANK_SELF) {
-    view.fail(text("names another rank's weight ", quoted(tensor.name)));
+    view.fail(text("names another rank's weight ", base::quoted(tensor.name)));
   }
   if (operand.rank.mode == MKRT_RANK_ALL && definition.access != Access::write) {
     view.fail("reads from \"all\" ranks");
@@ -150,7 +149,7 @@ void expect_known(const JsonView& view, const std::vector<Definition>& definitio
   view.each_member([&](const std::string& name, const JsonView&) {
     const bool known = std::any_of(definitions.begin(), definitions.end(),
                                    [&](const Definition& definition) { return definition.name == name; });
-    if (!known) view.fail(text("opcode ", quoted(opcode), " has no ", what, " ", quoted(name)));
+    if (!known) view.fail(text("opcode ", base::quoted(opcode), " has no ", what, " ", base::quoted(name)));
   });
 }
 
@@ -158,7 +157,7 @@ void read_operands(const JsonView& view, const RecordContext& context, const Opc
   expect_known(view, opcode.operands, "operand", opcode.name);
   for (const OperandDefinition& definition : opcode.operands) {
     const auto operand = view.find(definition.name);
-    if (!operand && !definition.optional) view.fail(text("lacks the operand ", quoted(definition.name)));
+    if (!operand && !definition.optional) view.fail(text("lacks the operand ", base::quoted(definition.name)));
     out.operands.push_back(operand ? std::optional(read_operand(*operand, out, context, definition)) : std::nullopt);
   }
 }
@@ -179,7 +178,7 @@ void read_parameters(const JsonView& record, const OpcodeDefinition& opcode, Rec
   if (view) expect_known(*view, opcode.parameters, "parameter", opcode.name);
   for (const ParameterDefinition& definition : opcode.parameters) {
     const auto value = view ? view->find(definition.name) : std::nullopt;
-    if (!value) (view ? *view : record).fail(text("lacks the parameter ", quoted(definition.name)));
+    if (!value) (view ? *view : record).fail(text("lacks the parameter ", base::quoted(definition.name)));
     out.parameters.push_back(read_parameter(*value, definition.type));
   }
 }

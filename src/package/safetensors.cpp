@@ -14,7 +14,6 @@ namespace mkrt::package {
 
 namespace {
 
-using base::quoted;
 using base::text;
 
 // The format's own limit for headers.
@@ -74,7 +73,7 @@ class HeaderReader : public JsonVisitor {
     SafetensorsView out;
     const JsonView dtype = view.member("dtype");
     const auto* known = find_dtype_size(dtype.string(0, SIZE_MAX));
-    if (known == nullptr) dtype.fail(text(quoted(dtype.string(0, SIZE_MAX)), " is not a dtype"));
+    if (known == nullptr) dtype.fail(text(base::quoted(dtype.string(0, SIZE_MAX)), " is not a dtype"));
     out.dtype = known->first;
     out.shape = read_shape(view.member("shape"));
     out.bytes = read_bytes(view, out.shape, known->second);
@@ -142,7 +141,7 @@ void check_layout(const std::string& file, const std::vector<SafetensorsFile::Na
   for (const size_t i : order) {
     const auto start = static_cast<uint64_t>(begin(i));
     if (start != end) {
-      fail(file, text("tensor ", quoted(tensors[i].name), start < end ? " overlaps" : " leaves a gap after",
+      fail(file, text("tensor ", base::quoted(tensors[i].name), start < end ? " overlaps" : " leaves a gap after",
                       " the tensor before it: it starts at byte ", start, " instead of ", end));
     }
     end = start + tensors[i].view.bytes.size();

@@ -68,7 +68,7 @@ base::Failure failure_of(Function function) {
 // Checks status and that the sentence has each of `parts`, fits into mkrt_error, and is one line of text.
 inline void check_failure(const base::Failure& failure, mkrt_status status,
                           std::initializer_list<std::string_view> parts) {
-  INFO(failure.message());
+  INFO(failure.message().substr(0, 1000));
   CHECK(failure.status() == status);
   for (const std::string_view part : parts) {
     INFO("must contain: ", std::string(part));

@@ -57,15 +57,11 @@ class PackageFixture {
   const TemporaryFolder& folder() const { return folder_; }
 
   void write() const { folder_.write("program.json", program.dump(1)); }
-  // Writes program.json and reads the package.
-  package::Program read() const {
-    write();
-    return package::read_package(folder_.path());
-  }
-  // Reads the package with this text as program.json.
+  // Reads the package as it would be after write().
+  package::Program read() const { return read_text(program.dump()); }
+  // Reads the package as if program.json held this text.
   package::Program read_text(std::string_view text) const {
-    folder_.write("program.json", text);
-    return package::read_package(folder_.path());
+    return package::parse_program(text, folder_.path(), folder_.file("program.json"));
   }
 
  private:
