@@ -315,6 +315,64 @@ TEST_CASE("tiles that go to different ranks are told apart even where their coun
                 {"reads element 2 of tensor \"t\" of rank 0", "tile 1 [1] of record 0", "on rank 1"});
 }
 
+TEST_CASE("a record in between orders only those that follow it") {
+  // "far" and "last" write the same elements, "between" others of the same tensor.
+  Builder builder;
+  const uint32_t t = builder.tensor("t", 20);
+  const uint32_t c_far = builder.counter("far");
+  const uint32_t c_between = builder.counter("between");
+  const uint32_t c_last = builder.counter("last");
+  const auto add = [&](const std::string& label, uint64_t offset, uint32_t counter) {
+    builder.record(label, {2}).wait({.counter = c_far, .step = -1}).wait({.counter = c_between, .step = -1});
+    builder.wait({.counter = c_last, .step = -1}).signal({.counter = counter});
+    builder.write({.tensor = t, .offset = offset, .size = 5, .strides = {5}});
+  };
+  add("far", 0, c_far);
+  add("between", 10, c_between);
+  add("last", 0, c_last);
+  const auto wait = [&](uint32_t record, uint32_t counter) {
+    package::Wait added;
+    added.counter = added.array = counter;
+    builder.entry().records[record].waits.push_back(added);
+  };
+  SUBCASE("a chain through it") {
+    wait(1, c_far), wait(2, c_between);
+    CHECK_NOTHROW(check(builder.program()));
+  }
+  SUBCASE("around it") {
+    wait(2, c_far);
+    CHECK_NOTHROW(check(builder.program()));
+  }
+  SUBCASE("it follows, the last does not follow it") {
+    wait(1, c_far);
+    check_refused(builder.program(), 2, 0, 0, {"writes element 0", "record 0 (\"far\")"});
+  }
+  SUBCASE("the last follows it, it does not follow") {
+    wait(2, c_between);
+    check_refused(builder.program(), 2, 0, 0, {"writes element 0", "record 0 (\"far\")"});
+  }
+}
+
+TEST_CASE("a record in between orders none that follow only some of its kind") {
+  // Tile 1 of "between" follows "far", tile 0 follows nothing; tiles of "last" follow one of them each.
+  Builder builder;
+  const uint32_t t = builder.tensor("t", 20);
+  const uint32_t far = builder.counter("far", 2);
+  const uint32_t between = builder.counter("between", 2);
+  const uint32_t last = builder.counter("last");
+  const auto add = [&](const std::string& label, uint64_t offset) -> Builder& {
+    builder.record(label, {2}).wait({.counter = last, .step = -1});
+    builder.wait({.counter = far, .count = 2, .step = -1}).wait({.counter = between, .count = 2, .step = -1});
+    return builder.write({.tensor = t, .offset = offset, .size = 5, .strides = {5}});
+  };
+  add("far", 0).signal({.counter = far, .strides = {1}});
+  add("between", 10).wait({.counter = far, .strides = {1}}).signal({.counter = between, .strides = {1}});
+  add("last", 0).wait({.counter = between, .strides = {1}}).signal({.counter = last});
+  CHECK_NOTHROW(check(builder.program()));
+  builder.last_record().waits[3].strides[0] = 0;  // tile 1 of "last" follows tile 0 of "between"
+  check_refused(builder.program(), 2, 1, 0, {"writes element 5", "tile 1 [1] of record 0 (\"far\")"});
+}
+
 TEST_CASE("two records that interleave without touching are not ordered and need not be") {
   Builder builder;
   const uint32_t t = builder.tensor("t", 60);
