@@ -207,9 +207,9 @@ TEST_CASE("a session that fails again and again does not disturb others") {
   const auto good = executable->create_session();
   std::atomic<bool> over{false};
   std::thread thread([&] {
-    while (!over) {
+    for (uint32_t i = 0; !over; ++i) {
       uint64_t value = 0;
-      bad->execute(request(2 + value % 2, 2), &value, nullptr);
+      bad->execute(request(2 + i % 2, 2), &value, nullptr);
       bad->wait(value, no_limit, nullptr);
       bad->reset(nullptr);
     }
