@@ -53,7 +53,7 @@ constexpr NamedShape kShapes[] = {
       "rope_theta": 1000000.0, "attention_bias": false, "use_sliding_window": false, "tie_word_embeddings": true,
       "bos_token_id": 151643, "eos_token_id": 151645})"},
     {"tiny-llama", R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 172,
-      "intermediate_size": 300, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
+      "intermediate_size": 300, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
       "head_dim": 26, "vocab_size": 517, "max_position_embeddings": 256, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
       "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
       "original_max_position_embeddings": 32, "rope_type": "llama3"}, "tie_word_embeddings": true,
