@@ -249,6 +249,7 @@ void parse_parameters(const JsonView& view, OpcodeDefinition& out) {
 }
 
 void parse_constraints(const JsonView& view, OpcodeDefinition& out) {
+  view.expect_array(0, max_opcode_constraints);
   view.each_element([&](const JsonView& element) {
     const std::string& text = element.name();
     try {
@@ -265,6 +266,7 @@ OpcodeDefinition parse_opcode(const JsonView& view) {
   parse_operands(view.member("operands"), out);
   parse_parameters(view.member("parameters"), out);
   parse_constraints(view.member("constraints"), out);
+  view.member("faults").expect_array(0, max_opcode_faults);
   view.member("faults").each_element([&](const JsonView& element) { out.faults.push_back(element.name()); });
   return out;
 }

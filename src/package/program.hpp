@@ -22,6 +22,8 @@ namespace mkrt::package {
 // below 64 bits.
 inline constexpr uint32_t max_entry_counters = 1u << 20;
 inline constexpr uint32_t max_opcodes = 4096;
+inline constexpr uint32_t max_opcode_constraints = 64;  // each is computed for each record
+inline constexpr uint32_t max_opcode_faults = 64;
 inline constexpr uint32_t max_record_tiles = INT32_MAX;
 inline constexpr uint64_t max_entry_tiles = UINT32_MAX;
 inline constexpr uint32_t max_counter_value = 1u << 30;        // what one step may add to a counter

@@ -46,7 +46,7 @@ class OrderedMembers {
   explicit OrderedMembers(std::span<const std::string_view> names) : names_(names) {}
 
   void begin() { next_ = 0; }
-  // `view` shows the object.
+  // The parser has refused members that are there twice.
   void accept(const JsonView& object, std::string_view name) {
     if (next_ < names_.size() && name == names_[next_]) {
       ++next_;
@@ -55,6 +55,7 @@ class OrderedMembers {
     if (std::find(names_.begin(), names_.end(), name) == names_.end()) {
       object.fail(text("has an unknown member ", base::quoted(name)));
     }
+    assert(next_ < names_.size());
     object.fail(text("has the member ", base::quoted(name), " where ", base::quoted(names_[next_]), " must be"));
   }
   void end(const JsonView& object) const {

@@ -214,3 +214,25 @@ TEST_CASE("an opcode may have 12 operands and 16 parameters, and not one more") 
   opcode["parameters"].push_back({{"name", "last"}, {"type", "u32"}});
   CHECK_FAILURE(fixture.read(), MKRT_ERROR_FORMAT, "/isa/opcodes/1/parameters", "at most 16");
 }
+
+TEST_CASE("an opcode has at most 64 constraints and 64 faults, an instruction set at most 4096 opcodes") {
+  PackageFixture fixture;
+  auto& opcode = fixture.opcode(1);
+  for (int i = 0; i < 64; ++i) opcode["constraints"].push_back("1 == 1");
+  for (int i = 0; i < 64; ++i) opcode["faults"].push_back("no");
+  CHECK(fixture.read().isa.opcodes[1].constraints.size() == 64);
+  opcode["constraints"].push_back("1 == 1");
+  CHECK_FAILURE(fixture.read(), MKRT_ERROR_FORMAT, "/isa/opcodes/1/constraints", "at most 64");
+  opcode["constraints"].clear();
+  opcode["faults"].push_back("no");
+  CHECK_FAILURE(fixture.read(), MKRT_ERROR_FORMAT, "/isa/opcodes/1/faults", "at most 64");
+  opcode["faults"].clear();
+  const PackageFixture::Json last = opcode;  // push_back moves what `opcode` refers to
+  for (int i = 2; i <= 4096; ++i) {
+    fixture.program["isa"]["opcodes"].push_back(last);
+    fixture.opcode(fixture.program["isa"]["opcodes"].size() - 1)["name"] = mkrt::base::text("op", i);
+  }
+  CHECK_FAILURE(fixture.read(), MKRT_ERROR_FORMAT, "/isa/opcodes", "at most 4096");
+  fixture.program["isa"]["opcodes"].erase(4096);
+  CHECK(fixture.read().isa.opcodes.size() == 4096);
+}
