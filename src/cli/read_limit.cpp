@@ -102,7 +102,11 @@ void run_together(uint32_t threads, const std::function<void(uint32_t)>& work) {
 
 size_t buffer_bytes() {
   const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-  return std::max(kLeastBytes, cache > 0 ? kCacheMultiple * static_cast<size_t>(cache) : 0);
+  const size_t wanted = std::max(kLeastBytes, cache > 0 ? kCacheMultiple * static_cast<size_t>(cache) : 0);
+  // Virtual machines report caches that they share with others; no report may take more than a quarter of the memory.
+  const long pages = sysconf(_SC_PHYS_PAGES);
+  return pages <= 0 ? wanted
+                    : std::min(wanted, static_cast<size_t>(pages) / 4 * static_cast<size_t>(sysconf(_SC_PAGESIZE)));
 }
 
 }  // namespace

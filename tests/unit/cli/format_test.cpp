@@ -21,7 +21,7 @@ TEST_CASE("sizes have three digits and a decimal unit") {
 
 TEST_CASE("columns line up, numbers to the right") {
   CHECK(format_table({{"name", "size"}, {"a", "5"}, {"größer", "12345"}}) ==
-        "name    size\n"
+        "name     size\n"
         "a           5\n"
         "größer  12345\n");
   CHECK(format_table({}) == "");

@@ -28,8 +28,8 @@ TEST_CASE("a command line that cannot be understood ends with code 2") {
   check_failure({}, 2, "subcommand");
   check_failure({"dance"}, 2, "");
   check_failure({"generate"}, 2, "PACKAGE");
-  check_failure({"generate", "p"}, 2, "Prompt");
-  check_failure({"generate", "p", "--prompt", "a", "--prompt-ids", "1"}, 2, "Prompt");
+  check_failure({"generate", "p"}, 2, "[--prompt,--prompt-ids]");
+  check_failure({"generate", "p", "--prompt", "a", "--prompt-ids", "1"}, 2, "[--prompt,--prompt-ids]");
   check_failure({"generate", "p", "--prompt-ids", "1,x"}, 2, "--prompt-ids");
   check_failure({"generate", "p", "--prompt-ids", "1,99999999999"}, 2, "--prompt-ids");
   check_failure({"generate", "p", "--prompt", "a", "--queue", "random"}, 2, "--queue");
@@ -97,7 +97,9 @@ TEST_CASE("inspect describes entries, records, tensors and memory") {
     CHECK(tensor["size_bytes"] == 4096);
   }
   CHECK(tokens);
-  CHECK(report["weight_bytes"] == weights);
+  // Tensors begin at aligned addresses, so together they need a little more than their sizes.
+  CHECK(report["weight_bytes"] >= weights);
+  CHECK(report["weight_bytes"] < weights + 4096 * report["tensors"].size());
   CHECK(report["session_bytes"] > 0);
   REQUIRE(report["entries"].size() == 1);
   const json& entry = report["entries"][0];
