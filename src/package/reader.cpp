@@ -13,6 +13,7 @@
 #include "base/checked.hpp"
 #include "base/failure.hpp"
 #include "base/mapped_file.hpp"
+#include "base/path.hpp"
 #include "package/isa.hpp"
 #include "package/json.hpp"
 #include "package/name_index.hpp"
@@ -22,6 +23,7 @@ namespace mkrt::package {
 
 namespace {
 
+using base::system_path;
 using base::text;
 
 constexpr uint64_t format_version = 1;
@@ -30,15 +32,6 @@ constexpr size_t max_target_bytes = 31;  // mkrt_device_info.target has 32 with 
 constexpr std::array<std::string_view, 9> program_members{"format",   "version", "ranks",   "isa",    "images",
                                                           "metadata", "weights", "tensors", "entries"};
 constexpr std::array<std::string_view, 3> entry_members{"name", "counters", "records"};
-
-std::filesystem::path system_path(const std::string& utf8) {
-  return std::filesystem::path(std::u8string(utf8.begin(), utf8.end()));
-}
-
-std::string utf8_path(const std::filesystem::path& path) {
-  const std::u8string out = path.u8string();
-  return std::string(out.begin(), out.end());
-}
 
 // Members that a file must have in a fixed order.
 class OrderedMembers {
@@ -395,7 +388,7 @@ Program read_package(const std::string& path) {
       path.find('\0') == std::string::npos && std::filesystem::is_directory(system_path(path), error);
   const std::string file_path = is_folder ? path + "/program.json" : path;
   const base::MappedFile file(file_path);
-  const std::string parent = utf8_path(system_path(file_path).parent_path());
+  const std::string parent = base::utf8_path(system_path(file_path).parent_path());
   const auto bytes = file.bytes();
   return parse_program({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, parent.empty() ? "." : parent,
                        file_path);

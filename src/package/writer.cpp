@@ -14,6 +14,7 @@
 
 #include "base/checked.hpp"
 #include "base/failure.hpp"
+#include "base/path.hpp"
 #include "package/isa.hpp"
 #include "package/json.hpp"
 #include "package/safetensors.hpp"
@@ -22,11 +23,8 @@ namespace mkrt::package {
 
 namespace {
 
+using base::system_path;
 using base::text;
-
-std::filesystem::path system_path(const std::string& utf8) {
-  return std::filesystem::path(std::u8string(utf8.begin(), utf8.end()));
-}
 
 [[noreturn]] void fail(const std::string& path, const char* action, std::error_code error) {
   throw base::Failure(MKRT_ERROR_FILE, text(base::shown_path(path), ": cannot be ", action, ": ", error.message()))
