@@ -305,11 +305,11 @@ void InstanceCheck::fail_tiles(const Cluster& earlier, const Piece& first, uint6
   const Access& a = earlier.accesses[first.owner];
   const Access& b = later.accesses[second.owner];
   const auto operand = [&](const Cluster& cluster, const Access& access) {
-    return quoted(context_.opcode(cluster.record).operands[access.operand].name);
+    return base::quoted(context_.opcode(cluster.record).operands[access.operand].name);
   };
   fail_tile(context_, later.record, second_tile, b.rank,
             base::text(b.writes ? "writes" : "reads", " element ", std::max(first.begin, second.begin), " of tensor ",
-                       quoted(context_.program.tensors[tensor_].name), " of rank ", instance_, " (operand ",
+                       base::quoted(context_.program.tensors[tensor_].name), " of rank ", instance_, " (operand ",
                        operand(later, b), "), which ", tile_text(context_, earlier.record, first_tile, a.rank),
                        steps_apart == 0 ? "" : ", of the step before,", a.writes ? " writes" : " reads", " (operand ",
                        operand(earlier, a), "); no counter orders the two"));

@@ -11,8 +11,6 @@ namespace {
 using package::Record;
 using package::Wait;
 
-// Waits compare 32-bit words that wrap around: a quarter of the range leaves room for a step that is ahead.
-constexpr uint64_t kMostPerStep = uint64_t{1} << 30;
 // Totals of all counters of all ranks take 50 MB at most. The format's specification states it.
 constexpr uint64_t kMostCounters = uint64_t{1} << 22;
 
@@ -22,7 +20,7 @@ void check_range(const Context& context, uint32_t record_index, const Target& ta
                  const char* what) {
   const Record& record = context.entry.records[record_index];
   const package::CounterArray& array = context.entry.counters[target.array];
-  const std::string name = base::text(what, " counter ", quoted(array.name));
+  const std::string name = base::text(what, " counter ", base::quoted(array.name));
   Checked end = Checked(target.counter) + count;
   for (size_t d = 0; d < record.grid.size(); ++d) {
     if (target.divide[d] == 0) fail_record(context, record_index, name + " with a division by zero");
@@ -58,7 +56,7 @@ Totals::Totals(const Context& context, const std::vector<RecordGroups>& groups, 
   const uint64_t places = uint64_t{counter_count_} * context.rank_count();
   if (places > kMostCounters) {
     throw base::Failure(MKRT_ERROR_SCHEDULE,
-                        base::text("entry ", quoted(context.entry.name), " has ", places,
+                        base::text("entry ", base::quoted(context.entry.name), " has ", places,
                                    " counters on all ranks together; at most ", kMostCounters, " are allowed"));
   }
   totals_.resize(places);
@@ -86,13 +84,14 @@ void Totals::add(const Context& context, uint32_t record_index, const Group& gro
 }
 
 void Totals::check_overflow(const Context& context) const {
-  const auto over = std::find_if(totals_.begin(), totals_.end(), [](uint64_t total) { return total > kMostPerStep; });
+  const auto over =
+      std::find_if(totals_.begin(), totals_.end(), [](uint64_t total) { return total > package::max_counter_value; });
   if (over == totals_.end()) return;
   const auto at = static_cast<size_t>(over - totals_.begin());
   fail_record(context, last_[at],
               base::text("signals ", counter_text(context, static_cast<uint32_t>(at % counter_count_)), " of rank ",
-                         at / counter_count_, ", which then gets ", *over, " in a step; at most ", kMostPerStep,
-                         " are allowed"));
+                         at / counter_count_, ", which then gets ", *over, " in a step; at most ",
+                         package::max_counter_value, " are allowed"));
 }
 
 // One wait of one record, for the tiles of all groups and all ranks.
@@ -174,7 +173,7 @@ void check_counter_ranges(const Context& context, uint32_t record_index) {
   for (const package::Signal& signal : record.signals) {
     check_range(context, record_index, signal, 1, "signals");
     check_rank_selector(context, record_index, signal.rank,
-                        "the signal of counter " + quoted(context.entry.counters[signal.array].name));
+                        "the signal of counter " + base::quoted(context.entry.counters[signal.array].name));
   }
 }
 

@@ -1,6 +1,5 @@
 #include "verify/footprint.hpp"
 
-
 namespace mkrt::verify {
 namespace {
 

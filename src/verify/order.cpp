@@ -51,7 +51,7 @@ void Order::number_columns() {
   const uint64_t all = counter_.size() * context_.rank_count();
   if (all > kMostColumns) {
     throw base::Failure(MKRT_ERROR_SCHEDULE,
-                        base::text("entry ", quoted(context_.entry.name), " waits for ", all,
+                        base::text("entry ", base::quoted(context_.entry.name), " waits for ", all,
                                    " counters on all ranks together; at most ", kMostColumns, " are allowed"));
   }
   column_count_ = static_cast<uint32_t>(counter_.size());

@@ -3,12 +3,6 @@
 #include "base/failure.hpp"
 
 namespace mkrt::verify {
-namespace {
-
-// Two names of this length, two tiles and the explanation fit in mkrt_error's message.
-constexpr size_t kLongestName = 60;
-
-}  // namespace
 
 uint64_t tile_number(const package::Record& record, const Indices& indices) {
   uint64_t number = 0;
@@ -25,16 +19,9 @@ Indices tile_indices(const package::Record& record, uint64_t tile) {
   return indices;
 }
 
-std::string quoted(const std::string& name) {
-  if (name.size() <= kLongestName) return "\"" + name + "\"";
-  size_t end = kLongestName;
-  while (end > 0 && (static_cast<unsigned char>(name[end]) & 0xc0) == 0x80) --end;  // not inside a UTF-8 sequence
-  return "\"" + name.substr(0, end) + "...\"";
-}
-
 std::string record_text(const Context& context, uint32_t record) {
   const std::string& label = context.entry.records[record].label;
-  return base::text("record ", record, " (", quoted(label.empty() ? context.opcode(record).name : label), ")");
+  return base::text("record ", record, " (", base::quoted(label.empty() ? context.opcode(record).name : label), ")");
 }
 
 std::string tile_text(const Context& context, uint32_t record, uint64_t tile, uint32_t rank) {
@@ -48,20 +35,20 @@ std::string tile_text(const Context& context, uint32_t record, uint64_t tile, ui
 std::string counter_text(const Context& context, uint32_t counter) {
   for (const package::CounterArray& array : context.entry.counters) {
     if (counter >= array.first && counter - array.first < array.size) {
-      return base::text("counter ", quoted(array.name), "[", counter - array.first, "]");
+      return base::text("counter ", base::quoted(array.name), "[", counter - array.first, "]");
     }
   }
   return base::text("counter ", counter);
 }
 
 void fail_record(const Context& context, uint32_t record, const std::string& problem) {
-  throw base::Failure(MKRT_ERROR_SCHEDULE, base::text("entry ", quoted(context.entry.name), ", ",
+  throw base::Failure(MKRT_ERROR_SCHEDULE, base::text("entry ", base::quoted(context.entry.name), ", ",
                                                       record_text(context, record), ": ", problem))
       .at_record(static_cast<int32_t>(record));
 }
 
 void fail_tile(const Context& context, uint32_t record, uint64_t tile, uint32_t rank, const std::string& problem) {
-  throw base::Failure(MKRT_ERROR_SCHEDULE, base::text("entry ", quoted(context.entry.name), ", ",
+  throw base::Failure(MKRT_ERROR_SCHEDULE, base::text("entry ", base::quoted(context.entry.name), ", ",
                                                       tile_text(context, record, tile, rank), ": ", problem))
       .at_record(static_cast<int32_t>(record))
       .at_tile(tile)

@@ -25,8 +25,6 @@ struct Context {
 uint64_t tile_number(const package::Record& record, const Indices& indices);
 Indices tile_indices(const package::Record& record, uint64_t tile);
 
-// "name", cut to 60 bytes so that a sentence keeps its end.
-std::string quoted(const std::string& name);
 // record 3 ("l0.qkv")
 std::string record_text(const Context& context, uint32_t record);
 // tile 5 [0, 5] of record 3 ("l0.qkv") on rank 0

@@ -24,7 +24,7 @@ struct Slice {
   const Tensor& tensor;
 
   std::string text() const {
-    return base::text("operand ", quoted(definition.name), " on tensor ", quoted(tensor.name));
+    return base::text("operand ", base::quoted(definition.name), " on tensor ", base::quoted(tensor.name));
   }
   [[noreturn]] void fail(const std::string& problem) const {
     fail_record(context, record_index, base::text(text(), " ", problem));
@@ -125,7 +125,7 @@ void check_constraint(const Context& context, uint32_t record_index, const Const
   const Checked left = product_value(constraint.left, record);
   const Checked right = product_value(constraint.right, record);
   const std::string name =
-      "constraint \"" + constraint.text + "\" of opcode " + quoted(context.opcode(record_index).name);
+      "constraint \"" + constraint.text + "\" of opcode " + base::quoted(context.opcode(record_index).name);
   if (!left.fits() || !right.fits()) fail_record(context, record_index, name + " overflows 64 bits");
   if (!holds(left.value(), constraint.relation, right.value())) {
     fail_record(context, record_index,

@@ -13,7 +13,7 @@ namespace {
 
 // Each check relies on those before it.
 CheckedEntry check_entry(const Context& context) {
-  Effort effort(quoted(context.entry.name));
+  Effort effort(base::quoted(context.entry.name));
   for (uint32_t record = 0; record < context.entry.records.size(); ++record) {
     check_slices(context, record);
     check_counter_ranges(context, record);
