@@ -67,7 +67,8 @@ struct Node {
   }
   // For features that are not there: null, false, "" and 0 say that the tokenizer does not use them.
   void expect_unused() const {
-    if (is_null() || *value == false || *value == "" || *value == 0) return;
+    const bool empty_string = value->is_string() && string().empty();
+    if (is_null() || empty_string || *value == false || *value == 0) return;
     refuse("is " + value->dump() + ", which mkrt does not support");
   }
 };
