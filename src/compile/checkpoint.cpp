@@ -9,7 +9,6 @@ namespace mkrt::compile {
 namespace {
 
 using base::Failure;
-using base::quoted;
 using base::shown_path;
 using base::text;
 
@@ -52,22 +51,22 @@ void Checkpoint::open_index(const std::string& folder, const std::string& index_
   for (const auto& [name, file] : map->items()) {
     if (!file.is_string()) {
       throw Failure(MKRT_ERROR_FORMAT,
-                    text(shown_path(index_path), ": /weight_map: ", quoted(name), " is not a file name"));
+                    text(shown_path(index_path), ": /weight_map: ", base::quoted(name), " is not a file name"));
     }
     const std::string file_name = file.get<std::string>();
     if (file_name.empty() || file_name.find_first_of("/\\:") != std::string::npos || file_name == "..") {
-      throw Failure(MKRT_ERROR_FORMAT,
-                    text(shown_path(index_path), ": /weight_map: ", quoted(name), " names a file outside the folder"));
+      throw Failure(MKRT_ERROR_FORMAT, text(shown_path(index_path), ": /weight_map: ", base::quoted(name),
+                                            " names a file outside the folder"));
     }
     const package::SafetensorsFile*& holder = opened[file_name];
     if (!holder) {
-      files_.push_back(std::make_unique<const package::SafetensorsFile>(folder + "/" + file_name));
+      files_.push_back(std::make_unique<const package::SafetensorsFile>(text(folder, "/", file_name)));
       holder = files_.back().get();
     }
     const package::SafetensorsView* view = holder->find(name);
     if (!view) {
-      throw Failure(MKRT_ERROR_FORMAT,
-                    text(shown_path(index_path), ": tensor ", quoted(name), " is not in ", quoted(file_name)));
+      throw Failure(MKRT_ERROR_FORMAT, text(shown_path(index_path), ": tensor ", base::quoted(name), " is not in ",
+                                            base::quoted(file_name)));
     }
     tensors_.emplace(name, view);
   }
@@ -76,10 +75,10 @@ void Checkpoint::open_index(const std::string& folder, const std::string& index_
 SourceTensor Checkpoint::take(const std::string& name, const std::vector<uint64_t>& shape) {
   const auto found = tensors_.find(name);
   if (found == tensors_.end())
-    throw Failure(MKRT_ERROR_FORMAT, text(shown_path(folder_), ": tensor ", quoted(name), " is missing"));
+    throw Failure(MKRT_ERROR_FORMAT, text(shown_path(folder_), ": tensor ", base::quoted(name), " is missing"));
   const package::SafetensorsView& view = *found->second;
   if (view.shape != shape) {
-    throw Failure(MKRT_ERROR_FORMAT, text(shown_path(folder_), ": tensor ", quoted(name), " has the shape ",
+    throw Failure(MKRT_ERROR_FORMAT, text(shown_path(folder_), ": tensor ", base::quoted(name), " has the shape ",
                                           shape_text(view.shape), "; config.json implies ", shape_text(shape)));
   }
   SourceTensor tensor{SourceDtype::bf16, view.bytes};
@@ -88,7 +87,7 @@ SourceTensor Checkpoint::take(const std::string& name, const std::vector<uint64_
   } else if (view.dtype == "F16") {
     tensor.dtype = SourceDtype::f16;
   } else if (view.dtype != "BF16") {
-    throw Failure(MKRT_ERROR_UNSUPPORTED, text(shown_path(folder_), ": tensor ", quoted(name), " has the dtype ",
+    throw Failure(MKRT_ERROR_UNSUPPORTED, text(shown_path(folder_), ": tensor ", base::quoted(name), " has the dtype ",
                                                view.dtype, "; supported are F32, F16 and BF16"));
   }
   taken_.insert(name);
@@ -99,7 +98,7 @@ void Checkpoint::refuse_unused(bool tied_embeddings) const {
   for (const auto& [name, view] : tensors_) {
     if (taken_.contains(name) || name.ends_with(".rotary_emb.inv_freq")) continue;
     if (tied_embeddings && name == "lm_head.weight") continue;
-    throw Failure(MKRT_ERROR_UNSUPPORTED, text(shown_path(folder_), ": tensor ", quoted(name),
+    throw Failure(MKRT_ERROR_UNSUPPORTED, text(shown_path(folder_), ": tensor ", base::quoted(name),
                                                " is not part of the architecture that config.json describes"));
   }
 }

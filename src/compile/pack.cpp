@@ -159,6 +159,7 @@ void pack_vector(const BoundWeight& vector, float* out) {
 void write_weights(const std::vector<BoundWeight>& weights, const std::string& path,
                    const std::function<void(uint64_t, uint64_t)>& progress) {
   std::vector<package::SafetensorsWriter::TensorSpec> tensors;
+  tensors.reserve(weights.size());
   for (const BoundWeight& bound : weights) {
     tensors.push_back({bound.weight->name, bound.weight->dtype(), bound.weight->shape()});
   }
