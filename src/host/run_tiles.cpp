@@ -1,7 +1,6 @@
 // The persistent loop of a worker: take a tile, wait for its counters, run it, signal.
 #include <algorithm>
 #include <atomic>
-#include <thread>
 
 #include "device/failures.hpp"
 #include "host/spin.hpp"
@@ -162,24 +161,20 @@ bool TileRunner::wait_for(const mkrt_wait& wait) noexcept {
   return true;
 }
 
-// Pauses at first, as most waits are short; then yields, so that the tile waited for gets a core even where there are
-// many more workers than cores.
 bool TileRunner::wait_longer(uint64_t counter, uint32_t wanted) noexcept {
   uint64_t waited = 0;
-  uint64_t last_look = now_ns();
-  for (;;) {
-    const bool spinning = waited < turn_.spin_ns;
-    // 8 looks between two readings of the clock, as in spin_until.
-    for (int look = spinning ? 8 : 1; look > 0; --look) {
+  Spinner spinner(turn_.yield_interval_ns);
+  while (waited < turn_.wait_limit_ns) {
+    const uint64_t last_look = spinner.now();
+    bool stopped = false;
+    const bool over = spinner.look([&] {
       // Acquire: as in wait_for.
       if (reached(counter_at(table_, counter).load(std::memory_order_acquire), wanted)) return true;
-      if (turn_.stop.load(std::memory_order_relaxed) != 0) return false;
-      spinning ? cpu_pause() : std::this_thread::yield();
-    }
-    const uint64_t now = now_ns();
-    waited += std::min(now - last_look, longest_gap_ns);
-    last_look = now;
-    if (waited >= turn_.wait_limit_ns) break;
+      stopped = turn_.stop.load(std::memory_order_relaxed) != 0;
+      return stopped;
+    });
+    if (over) return !stopped;
+    waited += std::min(spinner.now() - last_look, longest_gap_ns);
   }
   const uint32_t seen = counter_at(table_, counter).load(std::memory_order_acquire);
   if (reached(seen, wanted)) return true;

@@ -21,10 +21,10 @@ namespace {
 // doubles the price of a wait, and keeps the workers awake while a host picks the next token.
 constexpr uint64_t idle_spin_ns = 50'000;
 
-// How long a tile spins for a counter before it yields its core between looks. Longer than a tile that somebody else is
-// working on should take; with more workers than cores a core is better given away soon.
-constexpr uint64_t counter_spin_ns = 20'000;
-constexpr uint64_t counter_spin_crowded_ns = 1'000;
+// How often a thread that spins offers its core to others: rarely enough that the system calls do not delay the
+// look-out (one takes about 0.3 us), often enough that a thread queued behind it hardly waits. With more workers than
+// cores, the tile waited for often has no core: then at every round.
+constexpr uint64_t yield_interval_ns = 2'000;
 
 bool crowded(std::span<const uint32_t> rank_workers) noexcept {
   const uint64_t workers = std::accumulate(rank_workers.begin(), rank_workers.end(), uint64_t{0});
@@ -40,7 +40,7 @@ std::atomic<uint64_t> next_execute_serial{1};
 Scheduler::Scheduler(std::span<const uint32_t> rank_workers)
     : rank_workers_(rank_workers.begin(), rank_workers.end()), idle_spin_ns_(crowded(rank_workers) ? 0 : idle_spin_ns) {
   turn_.rank_count = rank_count();
-  turn_.spin_ns = crowded(rank_workers) ? counter_spin_crowded_ns : counter_spin_ns;
+  turn_.yield_interval_ns = crowded(rank_workers) ? 0 : yield_interval_ns;
   turn_.failure.struct_size = sizeof(mkrt_error);
   turn_.ranks = std::make_unique<Turn::Rank[]>(rank_count());
   start_threads();
@@ -101,7 +101,7 @@ void Scheduler::work(uint32_t rank, uint32_t worker) noexcept {
       continue;
     }
     const auto rung = [&] { return bell_.load(std::memory_order_relaxed) != bell; };
-    if (!spin_until(idle_spin_ns_, rung)) bell_.wait(bell, std::memory_order_relaxed);
+    if (!spin_until(idle_spin_ns_, yield_interval_ns, rung)) bell_.wait(bell, std::memory_order_relaxed);
   }
 }
 
@@ -253,7 +253,7 @@ mkrt_status Scheduler::wait(Stream& stream, uint64_t value, uint64_t timeout_ns,
     return base::report(out_error, MKRT_ERROR_ARGUMENT, "timeline value %" PRIu64 " was never given out", value);
   }
   const auto reached = [&] { return stream.reached.load(std::memory_order_acquire) >= value; };
-  if (!spin_until(std::min(timeout_ns, idle_spin_ns_), reached)) {
+  if (!spin_until(std::min(timeout_ns, idle_spin_ns_), yield_interval_ns, reached)) {
     std::unique_lock lock(mutex_);
     ++stream.waiters;
     // Beyond a hundred years the clock's arithmetic could overflow: no limit.

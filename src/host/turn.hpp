@@ -61,7 +61,7 @@ struct Turn {
   uint64_t wait_limit_ns = 0;
   uint64_t execute_serial = 0;
   uint64_t start_ns = 0;
-  uint64_t spin_ns = 0;  // how long a wait for a counter spins before it yields its core
+  uint64_t yield_interval_ns = 0;  // of waits for counters; see Spinner
   std::unique_ptr<Rank[]> ranks;
 
   // Shared. `stop` and `contended` are looked at for every tile and hardly ever written.
