@@ -4,6 +4,7 @@
 #include <cfenv>
 #include <cstdint>
 #include <cstdio>
+#include <initializer_list>
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
