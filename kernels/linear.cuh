@@ -14,15 +14,16 @@
 namespace mkrt::llm {
 
 namespace isa = mkrt::isa::llm;
-using machine::Block;
+using machine::launch;
 using machine::Ring;
-using machine::Shared;
+using machine::shared;
 using machine::TileSlot;
 
 constexpr uint32_t block_rows = 8;
 constexpr uint32_t block_columns = 32;
 constexpr uint32_t block_bytes = block_rows * block_columns * 2;
 constexpr uint32_t page_columns = machine::page_bytes / (block_rows * 2);
+constexpr uint32_t page_blocks = page_columns / block_columns;
 constexpr uint32_t unit_row_blocks = 4;
 // Where a unit has to be narrower than the matrix, it is a multiple of this: two blocks for each consumer warp.
 constexpr uint32_t unit_step = 512;
@@ -65,7 +66,7 @@ struct LinearShape {
   LinearPlaces places;
 };
 
-__device__ inline LinearShape linear_shape(const mkrt_launch& launch, const TileSlot& tile) {
+__device__ inline LinearShape linear_shape(const TileSlot& tile) {
   LinearShape shape;
   shape.places = linear_places(tile.record.opcode);
   shape.columns = tile.record.parameter[isa::linear::columns];
@@ -77,11 +78,11 @@ __device__ inline LinearShape linear_shape(const mkrt_launch& launch, const Tile
   const uint32_t rows = shape.batch + (shape.norm ? 1 : 0);
   const uint32_t padded = shape.column_blocks * block_columns;
   shape.row_bytes = padded * 4 + row_padding;
-  if (rows * shape.row_bytes <= launch.activation_bytes) {
+  if (rows * shape.row_bytes <= launch().activation_bytes) {
     shape.columns_per_unit = padded;
   } else {
     // The runtime gives every activation buffer room for unit_step columns of the largest batch.
-    const uint32_t fitting = (launch.activation_bytes / rows - row_padding) / (unit_step * 4);
+    const uint32_t fitting = (launch().activation_bytes / rows - row_padding) / (unit_step * 4);
     shape.columns_per_unit = fitting * unit_step;
     shape.row_bytes = shape.columns_per_unit * 4 + row_padding;
   }
@@ -127,7 +128,6 @@ __device__ bool for_each_unit(const LinearShape& shape, bool same_inputs, Body b
 // Visits a unit's pages: body(row block inside the unit, first column block, column blocks).
 template <class Body>
 __device__ bool for_each_page(const LinearShape& shape, uint32_t row_unit, uint32_t column_unit, Body body) {
-  constexpr uint32_t page_blocks = page_columns / block_columns;
   const uint32_t first = column_unit * (shape.columns_per_unit / block_columns);
   const uint32_t end = min(shape.column_blocks, first + shape.columns_per_unit / block_columns);
   const uint32_t row_blocks = min(unit_row_blocks, shape.row_blocks - row_unit * unit_row_blocks);
@@ -144,48 +144,60 @@ __device__ bool for_each_page(const LinearShape& shape, uint32_t row_unit, uint3
 struct PageRing {
   uint32_t place = 0;
   uint32_t phase = 0;
-  __device__ void advance(const mkrt_launch& launch) {
-    if (++place == launch.page_count) {
+  __device__ void advance() {
+    if (++place == launch().page_count) {
       place = 0;
       phase ^= 1;
     }
   }
 };
 
+// Pages of a tile that are still to be sent for when the fetch warp may take the next one: four pages last as long as
+// it takes to get the next tile's number and record.
+constexpr uint32_t pages_when_next = 4;
+
+__device__ inline uint32_t tile_pages(const LinearShape& shape) {
+  const uint32_t unit = (shape.columns_per_unit / block_columns + page_blocks - 1) / page_blocks;
+  const uint32_t rest = shape.column_blocks - (shape.column_units - 1) * (shape.columns_per_unit / block_columns);
+  return shape.row_blocks * ((shape.column_units - 1) * unit + (rest + page_blocks - 1) / page_blocks);
+}
+
 // Streams a tile's weights into the ring. `ring` is where the next page goes, `arriving` the oldest page on its way.
-__device__ inline bool stream_weights(const Block& block, const TileSlot& tile, PageRing& ring, PageRing& arriving,
-                                      uint32_t& on_the_way, uint64_t policy) {
-  const mkrt_launch& launch = *block.launch;
-  Shared& shared = *block.shared;
-  const LinearShape shape = linear_shape(launch, tile);
+__device__ inline bool stream_weights(uint32_t place, PageRing& ring, PageRing& arriving, uint32_t& on_the_way,
+                                      uint64_t policy) {
+  const TileSlot& tile = machine::slot(place);
+  const LinearShape shape = linear_shape(tile);
+  uint32_t left = tile_pages(shape);
+  const uint32_t next_at = min(left, pages_when_next);
   const auto* weights = machine::operand<const unsigned char>(tile, shape.places.weight);
   return for_each_unit(shape, false, [&](uint32_t row_unit, uint32_t column_unit, bool) {
     return for_each_page(shape, row_unit, column_unit, [&](uint32_t row_block, uint32_t column_block, uint32_t count) {
+      if (left-- == next_at) machine::tile_begun(place);
       // Few pages on their way at a time: deep queues in the memory system delay signals and inputs
       // (0.730 -> 0.696 ms, PERFORMANCE.md).
-      if (on_the_way == launch.outstanding_pages) {
-        if (!machine::wait_warp(block, &shared.page_full[arriving.place], arriving.phase)) return false;
-        arriving.advance(launch);
+      if (on_the_way == launch().outstanding_pages) {
+        if (!machine::wait_warp(&shared().page_full[arriving.place], arriving.phase)) return false;
+        arriving.advance();
         --on_the_way;
       }
-      if (!machine::wait_warp(block, &shared.page_free[ring.place], ring.phase ^ 1)) return false;
+      if (!machine::wait_warp(&shared().page_free[ring.place], ring.phase ^ 1)) return false;
       const unsigned char* source =
           weights +
           (static_cast<uint64_t>(row_unit * unit_row_blocks + row_block) * shape.column_blocks + column_block) *
               block_bytes;
-      unsigned char* page = block.pages + static_cast<size_t>(ring.place) * machine::page_bytes;
+      unsigned char* page = machine::page(ring.place);
       const uint32_t bytes = count * block_bytes;
 #if MKRT_BULK_COPY
       if (ptx::lane_number() == 0) {
-        ptx::barrier_expect(&shared.page_full[ring.place], bytes);
-        ptx::bulk_copy(page, source, bytes, &shared.page_full[ring.place], policy);
+        ptx::barrier_expect(&shared().page_full[ring.place], bytes);
+        ptx::bulk_copy(page, source, bytes, &shared().page_full[ring.place], policy);
       }
       __syncwarp();
 #else
       for (uint32_t at = ptx::lane_number() * 16; at < bytes; at += 32 * 16) ptx::async_copy_16(page + at, source + at);
-      ptx::async_copy_arrive(&shared.page_full[ring.place]);
+      ptx::async_copy_arrive(&shared().page_full[ring.place]);
 #endif
-      ring.advance(launch);
+      ring.advance();
       ++on_the_way;
       return true;
     });
@@ -194,68 +206,73 @@ __device__ inline bool stream_weights(const Block& block, const TileSlot& tile, 
 
 // ---- activation warp ------------------------------------------------------------------------------------------------
 
-// Copies `count` floats to shared memory and counts them on `barrier`, with the copy engine where their alignment
-// allows it. Returns the bytes that the copy engine will deliver.
-__device__ inline uint32_t bring_row(float* to, const float* from, uint32_t count, uint64_t* barrier, bool bulk) {
+// Copies `count` floats to shared memory: by the copy engine, which counts them on `barrier`, or by this warp.
+__device__ inline void bring_row(float* to, const float* from, uint32_t count, uint64_t* barrier, bool bulk) {
 #if MKRT_BULK_COPY
   if (bulk) {
     if (ptx::lane_number() == 0) ptx::bulk_copy(to, from, count * 4, barrier);
-    return count * 4;
+    return;
   }
 #endif
   for (uint32_t i = ptx::lane_number(); i < count; i += 32) to[i] = from[i];
-  return 0;
 }
 
-// Brings in a unit's activations and, with a norm, its weights, after the tile's counters were waited for.
-__device__ inline void bring_activations(const Block& block, const TileSlot& tile, const LinearShape& shape,
-                                         uint32_t column_unit, uint32_t buffer) {
+// How a unit's activations are brought in.
+struct InputPlan {
+  const float* x;
+  const float* norm;  // or nullptr
+  uint64_t stride;
+  uint32_t count;
+  bool bulk;  // by the copy engine, which wants 16-byte pieces; ragged sizes and odd strides go through registers
+};
+
+__device__ inline InputPlan plan_inputs(const TileSlot& tile, const LinearShape& shape, uint32_t column_unit) {
+  InputPlan plan;
   const uint32_t first = column_unit * shape.columns_per_unit;
-  const uint32_t count = min(shape.columns - first, shape.columns_per_unit);
-  const auto* x = machine::operand<const float>(tile, shape.places.x) + first;
-  const uint64_t stride = machine::row_stride<float>(tile, shape.places.x);
-  unsigned char* to = block.activation_buffer(buffer);
-  uint64_t* barrier = &block.shared->input_full[buffer];
-  const auto* norm = shape.norm ? machine::operand<const float>(tile, shape.places.norm) + first : nullptr;
+  plan.count = min(shape.columns - first, shape.columns_per_unit);
+  plan.x = machine::operand<const float>(tile, shape.places.x) + first;
+  plan.stride = machine::row_stride<float>(tile, shape.places.x);
+  plan.norm = shape.norm ? machine::operand<const float>(tile, shape.places.norm) + first : nullptr;
+  plan.bulk = MKRT_BULK_COPY != 0 && plan.count % 4 == 0 && reinterpret_cast<uint64_t>(plan.x) % 16 == 0 &&
+              (shape.batch == 1 || plan.stride % 4 == 0) && reinterpret_cast<uint64_t>(plan.norm) % 16 == 0;
+  return plan;
+}
+
+// The part that depends on nothing: announces the bytes and starts with the norm's weights.
+__device__ inline void begin_inputs(const LinearShape& shape, const InputPlan& plan, uint32_t buffer) {
+  unsigned char* to = machine::activation_buffer(buffer);
+  uint64_t* barrier = &shared().input_full[buffer];
 #if MKRT_BULK_COPY
-  // The copy engine wants 16-byte pieces; ragged sizes and odd strides go through registers.
-  const bool bulk = count % 4 == 0 && reinterpret_cast<uint64_t>(x) % 16 == 0 &&
-                    (shape.batch == 1 || stride % 4 == 0) && reinterpret_cast<uint64_t>(norm) % 16 == 0;
-  if (bulk) {
-    const uint32_t rows = shape.batch + (shape.norm ? 1 : 0);
-    if (ptx::lane_number() == 0) {
-      // What the acquire made visible to ordinary loads, and what consumers did to the buffer, is ordered before the
-      // copy engine's accesses.
-      ptx::fence_copy_engine();
-      ptx::barrier_expect(barrier, rows * count * 4);
-    }
-    __syncwarp();
+  if (plan.bulk && ptx::lane_number() == 0) {
+    // What consumers did to the buffer is ordered before the copy engine's accesses.
+    ptx::fence_copy_engine();
+    ptx::barrier_expect(barrier, (shape.batch + (shape.norm ? 1 : 0)) * plan.count * 4);
   }
-#else
-  constexpr bool bulk = false;
+  __syncwarp();
 #endif
+  if (plan.norm == nullptr) return;
+  bring_row(reinterpret_cast<float*>(to + shape.batch * shape.row_bytes), plan.norm, plan.count, barrier, plan.bulk);
+}
+
+// The part that the tile's counters were waited for.
+__device__ inline void finish_inputs(const LinearShape& shape, const InputPlan& plan, uint32_t buffer) {
+  unsigned char* to = machine::activation_buffer(buffer);
+  uint64_t* barrier = &shared().input_full[buffer];
+  // What the acquire made visible to ordinary loads is made visible to the copy engine.
+  if (plan.bulk) ptx::fence_copy_engine();
   for (uint32_t b = 0; b < shape.batch; ++b) {
-    bring_row(reinterpret_cast<float*>(to + b * shape.row_bytes), x + b * stride, count, barrier, bulk);
+    bring_row(reinterpret_cast<float*>(to + b * shape.row_bytes), plan.x + b * plan.stride, plan.count, barrier,
+              plan.bulk);
   }
-  if (shape.norm) {
-    bring_row(reinterpret_cast<float*>(to + shape.batch * shape.row_bytes), norm, count, barrier, bulk);
-  }
-  if (!bulk) {
-    __syncwarp();
-    if (MKRT_BULK_COPY == 0 || ptx::lane_number() == 0) ptx::barrier_arrive(barrier);
-  }
+  if (plan.bulk) return;
+  __syncwarp();
+  if (MKRT_BULK_COPY == 0 || ptx::lane_number() == 0) ptx::barrier_arrive(barrier);
 }
 
 // ---- consumer warps -------------------------------------------------------------------------------------------------
 
-__device__ inline uint32_t pack_bf16(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
-__device__ inline float round_to_bf16(float value) { return __bfloat162float(__float2bfloat16_rn(value)); }
-
 // Column blocks of a page that each consumer warp works on: warp w on w, w + 8, w + 16, w + 24.
-constexpr uint32_t warp_blocks = page_columns / block_columns / machine::consumer_warps;
+constexpr uint32_t warp_blocks = page_blocks / machine::consumer_warps;
 static_assert(warp_blocks == 4);
 
 // Turns the column blocks that this warp will multiply from f32 into a bf16 pair each, in place: 64 bytes of rounded
@@ -268,24 +285,41 @@ __device__ inline float split_activations(const LinearShape& shape, unsigned cha
   const uint32_t count = min(shape.columns - first_column, shape.columns_per_unit);
   const uint32_t blocks = (count + block_columns - 1) / block_columns;
   const auto* norm = reinterpret_cast<const float*>(buffer + shape.batch * shape.row_bytes);
+  // Half a warp takes a block, two columns a lane. Everything is read before anything is written: one synchronization
+  // for eight blocks.
+  constexpr uint32_t pairs = 4;
+  const uint32_t half_block = warp + lane / 16 * machine::consumer_warps;
+  const uint32_t in_block = lane % 16 * 2;
   float mine = 0;
   for (uint32_t b = 0; b < shape.batch; ++b) {
     unsigned char* row = buffer + b * shape.row_bytes;
     float sum = 0;
-    for (uint32_t page = 0; page * (page_columns / block_columns) < blocks; ++page) {
+    for (uint32_t first = half_block; first - half_block + warp < blocks;
+         first += 2 * pairs * machine::consumer_warps) {
+      float2 value[pairs];
 #pragma unroll
-      for (uint32_t i = 0; i < warp_blocks; ++i) {
-        const uint32_t c = page * (page_columns / block_columns) + i * machine::consumer_warps + warp;
+      for (uint32_t i = 0; i < pairs; ++i) {
+        const uint32_t column = (first + i * 2 * machine::consumer_warps) * block_columns + in_block;
+        value[i] = make_float2(0.0f, 0.0f);
+        if (column < count) value[i] = *reinterpret_cast<const float2*>(row + column * 4);
+        if (column + 1 >= count) value[i].y = 0;
+        sum += value[i].x * value[i].x + value[i].y * value[i].y;
+        if (shape.norm && column < count) {
+          const float2 factor = *reinterpret_cast<const float2*>(norm + column);
+          value[i].x *= factor.x;
+          value[i].y = column + 1 < count ? value[i].y * factor.y : 0;
+        }
+      }
+      __syncwarp();
+#pragma unroll
+      for (uint32_t i = 0; i < pairs; ++i) {
+        const uint32_t c = first + i * 2 * machine::consumer_warps;
         if (c >= blocks) break;
-        const uint32_t column = c * block_columns + lane;
-        float value = column < count ? reinterpret_cast<const float*>(row)[column] : 0.0f;
-        sum += value * value;
-        if (shape.norm) value *= column < count ? norm[column] : 0.0f;
-        const float rounded = round_to_bf16(value);
-        __syncwarp();
-        auto* pair = reinterpret_cast<__nv_bfloat16*>(row + c * 128);
-        pair[lane] = __float2bfloat16_rn(value);
-        pair[32 + lane] = __float2bfloat16_rn(value - rounded);
+        auto* pair = reinterpret_cast<__nv_bfloat162*>(row + c * 128);
+        const __nv_bfloat162 rounded = __floats2bfloat162_rn(value[i].x, value[i].y);
+        const float2 back = __bfloat1622float2(rounded);
+        pair[lane % 16] = rounded;
+        pair[16 + lane % 16] = __floats2bfloat162_rn(value[i].x - back.x, value[i].y - back.y);
       }
     }
     if (shape.norm) {
@@ -297,44 +331,38 @@ __device__ inline float split_activations(const LinearShape& shape, unsigned cha
   return mine;
 }
 
-// Adds this warp's share of one page to a row block's sums. `wide`: more than 8 sequences, whose rounded values and
-// rests take two products each; otherwise rows 8 to 15 of the product are the rests, and cost nothing.
-template <bool wide>
-__device__ void multiply_page(const LinearShape& shape, const unsigned char* page, const unsigned char* buffer,
-                              uint32_t first_block, uint32_t count, uint32_t warp, float (&sums)[4]) {
-  const uint32_t lane = ptx::lane_number();
-  const uint32_t sequence = lane / 4;
-  const bool low = sequence < shape.batch;
-  const bool high = wide && sequence + 8 < shape.batch;
-  const unsigned char* row = buffer + sequence * shape.row_bytes + lane % 4 * 16;
-#pragma unroll
-  for (uint32_t i = 0; i < warp_blocks; ++i) {
-    const uint32_t at = i * machine::consumer_warps + warp;
-    if (at >= count) break;
-    const uint4 w = *reinterpret_cast<const uint4*>(page + at * block_bytes + lane * 16);
-    const unsigned char* x = row + (first_block + at) * 128;
-    uint4 rounded{0, 0, 0, 0};
-    uint4 rest{0, 0, 0, 0};
-    if (low) {
-      rounded = *reinterpret_cast<const uint4*>(x);
-      rest = *reinterpret_cast<const uint4*>(x + 64);
-    }
-    if constexpr (wide) {
-      uint4 rounded_high{0, 0, 0, 0};
-      uint4 rest_high{0, 0, 0, 0};
-      if (high) {
-        rounded_high = *reinterpret_cast<const uint4*>(x + 8 * shape.row_bytes);
-        rest_high = *reinterpret_cast<const uint4*>(x + 8 * shape.row_bytes + 64);
-      }
-      ptx::multiply_bf16(sums, rounded.x, rounded_high.x, rounded.y, rounded_high.y, w.x, w.y);
-      ptx::multiply_bf16(sums, rest.x, rest_high.x, rest.y, rest_high.y, w.x, w.y);
-      ptx::multiply_bf16(sums, rounded.z, rounded_high.z, rounded.w, rounded_high.w, w.z, w.w);
-      ptx::multiply_bf16(sums, rest.z, rest_high.z, rest.w, rest_high.w, w.z, w.w);
-    } else {
-      ptx::multiply_bf16(sums, rounded.x, rest.x, rounded.y, rest.y, w.x, w.y);
-      ptx::multiply_bf16(sums, rounded.z, rest.z, rounded.w, rest.w, w.z, w.w);
-    }
+// The activations of one column block as the tensor cores want them: for a lane, eight neighbouring columns of one
+// sequence, rounded and what rounding left.
+struct Activations {
+  uint4 rounded{0, 0, 0, 0};
+  uint4 rest{0, 0, 0, 0};
+};
+__device__ inline Activations load_activations(const unsigned char* x, bool there) {
+  Activations a;
+  if (there) {
+    a.rounded = *reinterpret_cast<const uint4*>(x);
+    a.rest = *reinterpret_cast<const uint4*>(x + 64);
   }
+  return a;
+}
+
+// Sums of a row block. Two products a column block go to sums of their own, so that they do not wait for each other.
+struct BlockSums {
+  float even[4] = {0, 0, 0, 0};
+  float odd[4] = {0, 0, 0, 0};
+};
+
+// Up to 8 sequences: rows 8 to 15 of the product are the rests, and cost nothing.
+__device__ inline void multiply_narrow(BlockSums& sums, const uint4& w, const Activations& a) {
+  ptx::multiply_bf16(sums.even, a.rounded.x, a.rest.x, a.rounded.y, a.rest.y, w.x, w.y);
+  ptx::multiply_bf16(sums.odd, a.rounded.z, a.rest.z, a.rounded.w, a.rest.w, w.z, w.w);
+}
+// Up to 16: rounded values and rests take a product each.
+__device__ inline void multiply_wide(BlockSums& sums, const uint4& w, const Activations& low, const Activations& high) {
+  ptx::multiply_bf16(sums.even, low.rounded.x, high.rounded.x, low.rounded.y, high.rounded.y, w.x, w.y);
+  ptx::multiply_bf16(sums.odd, low.rest.x, high.rest.x, low.rest.y, high.rest.y, w.x, w.y);
+  ptx::multiply_bf16(sums.even, low.rounded.z, high.rounded.z, low.rounded.w, high.rounded.w, w.z, w.w);
+  ptx::multiply_bf16(sums.odd, low.rest.z, high.rest.z, low.rest.w, high.rest.w, w.z, w.w);
 }
 
 // Place of (consumer warp, row block, sequence, row) in a partial buffer, in floats.
@@ -344,135 +372,185 @@ __device__ inline uint32_t partial_place(uint32_t warp, uint32_t row_block, uint
 static_assert(machine::consumer_warps * unit_row_blocks * machine::maximum_batch * block_rows * 4 <=
               machine::partial_bytes);
 
-// What the store warp adds to the product: bias and residual of one row block, loaded while the product is computed.
+// What the store warp adds to the product: bias and residual of one row block. Loaded while the product is computed,
+// and not looked at before.
 struct Addend {
-  float value[2][2] = {{0, 0}, {0, 0}};  // [sequence g or g + 8][row 2q or 2q + 1]
+  float bias[2] = {0, 0};                   // of rows 2q and 2q + 1
+  float residual[2][2] = {{0, 0}, {0, 0}};  // [sequence g or g + 8][row 2q or 2q + 1]
 };
-__device__ inline Addend load_addend(const TileSlot& tile, const LinearShape& shape, uint32_t row_block) {
-  Addend addend;
-  if (tile.record.opcode != isa::opcode_linear) return addend;
+__device__ inline void load_addend(const TileSlot& tile, const LinearShape& shape, uint32_t row_block, Addend& addend) {
+  if (tile.record.opcode != isa::opcode_linear) return;
   const uint32_t lane = ptx::lane_number();
-  const bool biased = machine::operand_present(tile, isa::linear::bias);
-  const bool residual = machine::operand_present(tile, isa::linear::residual);
+  const uint32_t row = row_block * block_rows + lane % 4 * 2;
   const uint32_t rows = machine::operand_size<float>(tile, isa::linear::out);
+  if (machine::operand_present(tile, isa::linear::bias)) {
+    const auto* bias = machine::operand<const float>(tile, isa::linear::bias) + row;
+    if (row < rows) addend.bias[0] = bias[0];
+    if (row + 1 < rows) addend.bias[1] = bias[1];
+  }
+  if (!machine::operand_present(tile, isa::linear::residual)) return;
+  const uint64_t stride = machine::row_stride<float>(tile, isa::linear::residual);
 #pragma unroll
   for (uint32_t h = 0; h < 2; ++h) {
-#pragma unroll
-    for (uint32_t r = 0; r < 2; ++r) {
-      const uint32_t sequence = lane / 4 + 8 * h;
-      const uint32_t row = row_block * block_rows + lane % 4 * 2 + r;
-      if (sequence >= shape.batch || row >= rows) continue;
-      if (biased) addend.value[h][r] += machine::operand<const float>(tile, isa::linear::bias)[row];
-      if (residual) {
-        addend.value[h][r] += machine::operand<const float>(
-            tile, isa::linear::residual)[sequence * machine::row_stride<float>(tile, isa::linear::residual) + row];
-      }
-    }
+    const uint32_t sequence = lane / 4 + 8 * h;
+    if (sequence >= shape.batch) continue;
+    const auto* residual = machine::operand<const float>(tile, isa::linear::residual) + sequence * stride + row;
+    if (row < rows) addend.residual[h][0] = residual[0];
+    if (row + 1 < rows) addend.residual[h][1] = residual[1];
   }
-  return addend;
 }
 
 struct ConsumerState {
   uint32_t warp;
+  uint32_t sequence = 0;  // of the tile, in this block
   PageRing pages;
   InputTracker inputs;
   uint32_t partials = 0;  // units handed to the store warps so far
   float squares = 0;      // lane b: this warp's share of sequence b's sum of squares
-  uint32_t synchronizations = 0;
 };
 
 // Waits for the next inputs and takes over their buffer; gives the one before back.
-__device__ inline bool take_inputs(const Block& block, ConsumerState& state) {
-  Shared& shared = *block.shared;
+__device__ inline bool take_inputs(ConsumerState& state) {
   // The buffer was written here and is filled by the copy engine next.
   ptx::fence_copy_engine();
   __syncwarp();
   if (state.inputs.loads != 0 && ptx::lane_number() == 0) {
-    ptx::barrier_arrive(&shared.input_free[state.inputs.buffer()]);
+    ptx::barrier_arrive(&shared().input_free[state.inputs.buffer()]);
   }
   ++state.inputs.loads;
-  return machine::wait_warp(block, &shared.input_full[state.inputs.buffer()], state.inputs.parity());
+  return machine::wait_warp(&shared().input_full[state.inputs.buffer()], state.inputs.parity());
 }
 
 // Waits until a partial buffer may be written.
-__device__ inline bool begin_partial(const Block& block, const ConsumerState& state) {
+__device__ inline bool begin_partial(const ConsumerState& state) {
   const uint32_t buffer = state.partials & 1;
-  return machine::wait_warp(block, &block.shared->partial_free[buffer], ((state.partials >> 1) & 1) ^ 1);
+  return machine::wait_warp(&shared().partial_free[buffer], ((state.partials >> 1) & 1) ^ 1);
 }
 // Hands it to the store warps.
-__device__ inline void end_partial(const Block& block, ConsumerState& state) {
+__device__ inline void end_partial(ConsumerState& state) {
   __syncwarp();
-  if (ptx::lane_number() == 0) ptx::barrier_arrive(&block.shared->partial_full[state.partials & 1]);
+  if (ptx::lane_number() == 0) ptx::barrier_arrive(&shared().partial_full[state.partials & 1]);
   ++state.partials;
 }
 
+// Multiplies one 1024-column chunk of a unit: this warp's blocks of the pages of up to four row blocks. The
+// activations stay in registers from one row block to the next. A page has
+// `count` blocks.
 template <bool wide>
-__device__ bool consume_linear(const Block& block, const TileSlot& tile, const LinearShape& shape,
-                               ConsumerState& state) {
-  const mkrt_launch& launch = *block.launch;
-  Shared& shared = *block.shared;
+__device__ bool consume_chunk(const LinearShape& shape, ConsumerState& state, const unsigned char* activations,
+                              uint32_t count, uint32_t row_blocks, BlockSums (&sums)[unit_row_blocks]) {
   const uint32_t lane = ptx::lane_number();
-  float sums[unit_row_blocks][4];
+  const uint32_t sequence = lane / 4;
+  const unsigned char* x = activations + sequence * shape.row_bytes + lane % 4 * 16;
+  const auto low_of = [&](uint32_t at) { return load_activations(x + at * 128, at < count && sequence < shape.batch); };
+  const auto high_of = [&](uint32_t at) {
+    return load_activations(x + 8 * shape.row_bytes + at * 128, at < count && sequence + 8 < shape.batch);
+  };
+  // Sixteen sequences' would take too many registers.
+  Activations kept[wide ? 1 : warp_blocks];
+  if constexpr (!wide) {
+#pragma unroll
+    for (uint32_t i = 0; i < warp_blocks; ++i) kept[i] = low_of(i * machine::consumer_warps + state.warp);
+  }
+#pragma unroll
+  for (uint32_t r = 0; r < unit_row_blocks; ++r) {
+    if (r >= row_blocks) break;
+    if (!machine::wait_warp(&shared().page_full[state.pages.place], state.pages.phase)) return false;
+    const unsigned char* page = machine::page(state.pages.place);
+    uint4 w[warp_blocks];
+#pragma unroll
+    for (uint32_t i = 0; i < warp_blocks; ++i) {
+      const uint32_t at = i * machine::consumer_warps + state.warp;
+      // What lies behind the page's end may be NaN, which a product with zero keeps.
+      w[i] = make_uint4(0, 0, 0, 0);
+      if (at < count) w[i] = *reinterpret_cast<const uint4*>(page + at * block_bytes + lane * 16);
+    }
+    // The weights are in registers: the page may be filled again while they are multiplied.
+    __syncwarp();
+    if (lane == 0) ptx::barrier_arrive(&shared().page_free[state.pages.place]);
+    state.pages.advance();
+#pragma unroll
+    for (uint32_t i = 0; i < warp_blocks; ++i) {
+      const uint32_t at = i * machine::consumer_warps + state.warp;
+      if constexpr (wide) {
+        multiply_wide(sums[r], w[i], low_of(at), high_of(at));
+      } else {
+        multiply_narrow(sums[r], w[i], kept[i]);
+      }
+    }
+  }
+  return true;
+}
+
+// Leaves a unit's sums in a partial buffer for the store warps.
+template <bool wide>
+__device__ void leave_sums(const LinearShape& shape, const ConsumerState& state,
+                           const BlockSums (&sums)[unit_row_blocks], uint32_t row_blocks, const Addend& addend) {
+  const uint32_t number = state.partials & 1;
+  auto* partial = reinterpret_cast<float*>(shared().partial[number]);
+  const uint32_t lane = ptx::lane_number();
+  const uint32_t sequence = lane / 4;
+  const uint32_t row = lane % 4 * 2;
+#pragma unroll
+  for (uint32_t r = 0; r < unit_row_blocks; ++r) {
+    if (r >= row_blocks) break;
+    const float(&even)[4] = sums[r].even;
+    const float(&odd)[4] = sums[r].odd;
+    if constexpr (wide) {
+      float* to = partial + partial_place(state.warp, r, sequence, 16) + row;
+      *reinterpret_cast<float2*>(to) = make_float2(even[0] + odd[0], even[1] + odd[1]);
+      *reinterpret_cast<float2*>(to + 8 * block_rows) = make_float2(even[2] + odd[2], even[3] + odd[3]);
+    } else if (sequence < shape.batch) {
+      *reinterpret_cast<float2*>(partial + partial_place(state.warp, r, sequence, 8) + row) =
+          make_float2((even[0] + odd[0]) + (even[2] + odd[2]), (even[1] + odd[1]) + (even[3] + odd[3]));
+    }
+  }
+  if (state.warp < row_blocks) {
+    float(*to)[block_rows] = shared().addend[number][state.warp];
+    *reinterpret_cast<float2*>(&to[sequence][row]) =
+        make_float2(addend.bias[0] + addend.residual[0][0], addend.bias[1] + addend.residual[0][1]);
+    *reinterpret_cast<float2*>(&to[sequence + 8][row]) =
+        make_float2(addend.bias[0] + addend.residual[1][0], addend.bias[1] + addend.residual[1][1]);
+  }
+  if (lane < machine::maximum_batch) shared().sum_of_squares[number][state.warp][lane] = state.squares;
+}
+
+template <bool wide>
+__device__ bool consume_linear(const TileSlot& tile, const LinearShape& shape, ConsumerState& state) {
+  BlockSums sums[unit_row_blocks];
   Addend addend;
   const bool same = state.inputs.same_inputs(tile, shape.places.x, shape.column_units == 1);
   return for_each_unit(shape, same, [&](uint32_t row_unit, uint32_t column_unit, bool fresh) {
-    if (fresh) {
-      if (!take_inputs(block, state)) return false;
-      const float squares =
-          split_activations(shape, block.activation_buffer(state.inputs.buffer()), column_unit, state.warp);
-      state.squares = column_unit == 0 ? squares : state.squares + squares;
-    }
     const uint32_t row_blocks = min(unit_row_blocks, shape.row_blocks - row_unit * unit_row_blocks);
+    if (fresh) {
+      if (!take_inputs(state)) return false;
+      if (state.warp == 0) machine::trace(state.sequence, MKRT_TRACE_INPUTS);
+    }
     if (column_unit == 0) {
 #pragma unroll
-      for (auto& row : sums) row[0] = row[1] = row[2] = row[3] = 0;
-      if (state.warp < row_blocks) addend = load_addend(tile, shape, row_unit * unit_row_blocks + state.warp);
+      for (BlockSums& row : sums) row = BlockSums{};
+      addend = Addend{};
+      if (state.warp < row_blocks) load_addend(tile, shape, row_unit * unit_row_blocks + state.warp, addend);
     }
-    const unsigned char* buffer = block.activation_buffer(state.inputs.buffer());
-    const uint32_t unit_first = column_unit * (shape.columns_per_unit / block_columns);
-    const bool going =
-        for_each_page(shape, row_unit, column_unit, [&](uint32_t row_block, uint32_t column_block, uint32_t count) {
-          if (!machine::wait_warp(block, &shared.page_full[state.pages.place], state.pages.phase)) return false;
-          const unsigned char* page = block.pages + static_cast<size_t>(state.pages.place) * machine::page_bytes;
-      // The array stays in registers only with constant indices.
-#pragma unroll
-          for (uint32_t r = 0; r < unit_row_blocks; ++r) {
-            if (r == row_block) {
-              multiply_page<wide>(shape, page, buffer, column_block - unit_first, count, state.warp, sums[r]);
-            }
-          }
-          __syncwarp();
-          if (lane == 0) ptx::barrier_arrive(&shared.page_free[state.pages.place]);
-          state.pages.advance(launch);
-          return true;
-        });
-    if (!going) return false;
+    unsigned char* buffer = machine::activation_buffer(state.inputs.buffer());
+    if (fresh) {
+      const float squares = split_activations(shape, buffer, column_unit, state.warp);
+      state.squares = column_unit == 0 ? squares : state.squares + squares;
+      if (state.warp == 0) machine::trace(state.sequence, MKRT_TRACE_PREPARED);
+    }
+    const uint32_t unit_blocks = min(shape.column_blocks - column_unit * (shape.columns_per_unit / block_columns),
+                                     shape.columns_per_unit / block_columns);
+    for (uint32_t at = 0; at < unit_blocks; at += page_blocks) {
+      const uint32_t count = min(page_blocks, unit_blocks - at);
+      const unsigned char* activations = buffer + at * 128;
+      const bool going = consume_chunk<wide>(shape, state, activations, count, row_blocks, sums);
+      if (!going) return false;
+    }
     if (column_unit + 1 != shape.column_units) return true;
-
-    if (!begin_partial(block, state)) return false;
-    const uint32_t number = state.partials & 1;
-    auto* partial = reinterpret_cast<float*>(shared.partial[number]);
-    const uint32_t sequence = lane / 4;
-    const uint32_t row = lane % 4 * 2;
-#pragma unroll
-    for (uint32_t r = 0; r < unit_row_blocks; ++r) {
-      if (r >= row_blocks) break;
-      if constexpr (wide) {
-        float* to = partial + partial_place(state.warp, r, sequence, 16) + row;
-        *reinterpret_cast<float2*>(to) = make_float2(sums[r][0], sums[r][1]);
-        *reinterpret_cast<float2*>(to + 8 * block_rows) = make_float2(sums[r][2], sums[r][3]);
-      } else if (sequence < shape.batch) {
-        *reinterpret_cast<float2*>(partial + partial_place(state.warp, r, sequence, 8) + row) =
-            make_float2(sums[r][0] + sums[r][2], sums[r][1] + sums[r][3]);
-      }
-    }
-    if (state.warp < row_blocks) {
-      float(*to)[block_rows] = shared.addend[number][state.warp];
-      *reinterpret_cast<float2*>(&to[sequence][row]) = make_float2(addend.value[0][0], addend.value[0][1]);
-      *reinterpret_cast<float2*>(&to[sequence + 8][row]) = make_float2(addend.value[1][0], addend.value[1][1]);
-    }
-    if (lane < machine::maximum_batch) shared.sum_of_squares[number][state.warp][lane] = state.squares;
-    end_partial(block, state);
+    if (state.warp == 0) machine::trace(state.sequence, MKRT_TRACE_CONSUMED);
+    if (!begin_partial(state)) return false;
+    leave_sums<wide>(shape, state, sums, row_blocks, addend);
+    end_partial(state);
     return true;
   });
 }
@@ -497,62 +575,61 @@ struct UnitProduct {
 };
 
 // 1 / sqrt(mean of squares + epsilon), lane b for sequence b; 1 without a norm.
-__device__ inline float norm_scale(const Shared& shared, uint32_t number, const TileSlot& tile,
-                                   const LinearShape& shape) {
-  const uint32_t lane = ptx::lane_number();
-  if (!shape.norm || lane >= machine::maximum_batch) return 1.0f;
+__device__ inline float norm_scale(uint32_t number, const TileSlot& tile, const LinearShape& shape) {
+  const uint32_t lane = ptx::lane_number() % machine::maximum_batch;
+  if (!shape.norm) return 1.0f;
   float squares = 0;
 #pragma unroll
-  for (uint32_t w = 0; w < machine::consumer_warps; ++w) squares += shared.sum_of_squares[number][w][lane];
+  for (uint32_t w = 0; w < machine::consumer_warps; ++w) squares += shared().sum_of_squares[number][w][lane];
   const float epsilon = __uint_as_float(tile.record.parameter[isa::linear::epsilon]);
-  return 1.0f / sqrtf(squares / static_cast<float>(shape.columns) + epsilon);
+  return rsqrtf(squares / static_cast<float>(shape.columns) + epsilon);
 }
 
-template <class Value>
-__device__ void store_to_ranks(const mkrt_launch& launch, const TileSlot& tile, uint32_t place, Value* address,
-                               Value value) {
-  machine::for_each_rank(launch, tile, tile.record.operand[place].rank, [&](int64_t delta) {
-    *reinterpret_cast<Value*>(reinterpret_cast<uint64_t>(address) + delta) = value;
-  });
+// Where a tile's results go; worked out before the sums are there.
+struct StorePlan {
+  float* out;
+  uint64_t stride;  // from one sequence to the next
+  uint32_t size;    // outputs of the tile, cut at the operand's limit
+};
+__device__ inline StorePlan plan_store(const TileSlot& tile) {
+  const uint32_t out = tile.record.opcode == isa::opcode_linear          ? isa::linear::out
+                       : tile.record.opcode == isa::opcode_linear_swiglu ? isa::linear_swiglu::out
+                                                                         : isa::linear_best::out;
+  return {machine::operand<float>(tile, out), machine::row_stride<float>(tile, out),
+          machine::operand_size<float>(tile, out)};
 }
 
 // Rows of a unit for every sequence: lanes take neighbouring rows, so that a warp writes whole sectors.
-__device__ inline void store_linear(const Block& block, const TileSlot& tile, const LinearShape& shape,
+__device__ inline void store_linear(uint32_t place, const StorePlan& plan, const LinearShape& shape,
                                     const UnitProduct& product, uint32_t first_row, uint32_t unit_rows) {
   const uint32_t lane = ptx::lane_number();
-  const uint32_t rows = machine::operand_size<float>(tile, isa::linear::out);
-  auto* out = machine::operand<float>(tile, isa::linear::out);
-  const uint64_t stride = machine::row_stride<float>(tile, isa::linear::out);
   for (uint32_t base = 0; base < shape.batch * unit_rows; base += 32) {
     const uint32_t i = base + lane;
     const uint32_t sequence = i / unit_rows;
     const uint32_t row = i % unit_rows;
     const float scale = __shfl_sync(ptx::full_mask, product.scale, sequence & 15);
-    if (sequence >= shape.batch || first_row + row >= rows) continue;
+    if (sequence >= shape.batch || first_row + row >= plan.size) continue;
     const float value =
         product.sum(row, sequence) * scale + product.addend[row / block_rows][sequence][row % block_rows];
-    store_to_ranks(*block.launch, tile, isa::linear::out, out + sequence * stride + first_row + row, value);
+    machine::store(place, isa::linear::out, plan.out + sequence * plan.stride + first_row + row, value);
   }
 }
 
-__device__ inline void store_swiglu(const Block& block, const TileSlot& tile, const LinearShape& shape,
+__device__ inline void store_swiglu(uint32_t place, const StorePlan& plan, const LinearShape& shape,
                                     const UnitProduct& product, uint32_t first_row, uint32_t unit_rows) {
   const uint32_t lane = ptx::lane_number();
   const uint32_t outputs = unit_rows / 2;
-  const uint32_t size = machine::operand_size<float>(tile, isa::linear_swiglu::out);
-  auto* out = machine::operand<float>(tile, isa::linear_swiglu::out);
-  const uint64_t stride = machine::row_stride<float>(tile, isa::linear_swiglu::out);
   for (uint32_t base = 0; base < shape.batch * outputs; base += 32) {
     const uint32_t i = base + lane;
     const uint32_t sequence = i / outputs;
     const uint32_t output = i % outputs;
     const float scale = __shfl_sync(ptx::full_mask, product.scale, sequence & 15);
-    if (sequence >= shape.batch || first_row / 2 + output >= size) continue;
+    if (sequence >= shape.batch || first_row / 2 + output >= plan.size) continue;
     const uint32_t gate_row = output / block_rows * 2 * block_rows + output % block_rows;
     const float gate = product.sum(gate_row, sequence) * scale;
     const float up = product.sum(gate_row + block_rows, sequence) * scale;
-    store_to_ranks(*block.launch, tile, isa::linear_swiglu::out, out + sequence * stride + first_row / 2 + output,
-                   gate / (1.0f + expf(-gate)) * up);
+    machine::store(place, isa::linear_swiglu::out, plan.out + sequence * plan.stride + first_row / 2 + output,
+                   __fdividef(gate, 1.0f + __expf(-gate)) * up);
   }
 }
 
@@ -569,21 +646,20 @@ struct Best {
   float value = -INFINITY;
   int32_t index = INT32_MAX;
 };
-__device__ inline void store_best(const Block& block, const TileSlot& tile, const LinearShape& shape,
+__device__ inline void store_best(uint32_t place, const StorePlan& plan, const LinearShape& shape,
                                   const UnitProduct& product, uint32_t first_row, uint32_t unit_rows, Best& best) {
+  const TileSlot& tile = machine::slot(place);
   const uint32_t lane = ptx::lane_number();
-  const uint32_t rows = machine::operand_size<float>(tile, isa::linear_best::out);
-  auto* out = machine::operand<float>(tile, isa::linear_best::out);
-  const uint64_t stride = machine::row_stride<float>(tile, isa::linear_best::out);
-  const uint64_t tile_first = machine::operand_start(tile, isa::linear_best::out) / 4;
+  const uint32_t tile_first = static_cast<uint32_t>(
+      (tile.address[isa::linear_best::out] - tile.record.operand[isa::linear_best::out].address) / 4);
   const int32_t index_base =
       static_cast<int32_t>(tile.record.parameter[isa::linear_best::first_index] + tile_first + first_row);
   for (uint32_t sequence = 0; sequence < shape.batch; ++sequence) {
     const float scale = __shfl_sync(ptx::full_mask, product.scale, sequence);
     Best mine;
-    if (lane < unit_rows && first_row + lane < rows) {
+    if (lane < unit_rows && first_row + lane < plan.size) {
       const float value = product.sum(lane, sequence) * scale;
-      store_to_ranks(*block.launch, tile, isa::linear_best::out, out + sequence * stride + first_row + lane, value);
+      machine::store(place, isa::linear_best::out, plan.out + sequence * plan.stride + first_row + lane, value);
       take_better(mine.value, mine.index, value, index_base + static_cast<int32_t>(lane));
     }
     for (uint32_t offset = 16; offset != 0; offset /= 2) {
@@ -600,9 +676,9 @@ __device__ inline void store_best(const Block& block, const TileSlot& tile, cons
   }
   const uint64_t value_stride = machine::row_stride<float>(tile, isa::linear_best::best_value);
   const uint64_t index_stride = machine::row_stride<int32_t>(tile, isa::linear_best::best_index);
-  store_to_ranks(*block.launch, tile, isa::linear_best::best_value,
+  machine::store(place, isa::linear_best::best_value,
                  machine::operand<float>(tile, isa::linear_best::best_value) + lane * value_stride, best.value);
-  store_to_ranks(*block.launch, tile, isa::linear_best::best_index,
+  machine::store(place, isa::linear_best::best_index,
                  machine::operand<int32_t>(tile, isa::linear_best::best_index) + lane * index_stride, best.index);
 }
 static_assert(unit_row_blocks * block_rows == 32, "store_best gives each lane one row of a unit");

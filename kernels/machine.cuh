@@ -14,19 +14,18 @@
 namespace mkrt::machine {
 
 // Warps of a block. Eight consumers eat pages at more than twice the rate at which memory fills them; 16 did not help
-// (PERFORMANCE.md). Two store warps hide a signal's latency behind the next tile's.
+// (PERFORMANCE.md). Twelve warps in all leave each thread 168 registers, a thirteenth would leave 128.
 constexpr uint32_t consumer_warps = 8;
-constexpr uint32_t store_warps = 2;
 constexpr uint32_t fetch_warp = consumer_warps;
 constexpr uint32_t weight_warp = fetch_warp + 1;
 constexpr uint32_t activation_warp = weight_warp + 1;
-constexpr uint32_t first_store_warp = activation_warp + 1;
-constexpr uint32_t block_warps = first_store_warp + store_warps;
+constexpr uint32_t store_warp = activation_warp + 1;
+constexpr uint32_t block_warps = store_warp + 1;
 constexpr uint32_t block_threads = block_warps * 32;
 
-// Tiles that are somewhere between fetch and store at a time. Two are being loaded, one computed, one stored, and two
-// are on their way from the queue.
-constexpr uint32_t tile_slots = 6;
+// Tiles that are somewhere between fetch and store at a time: one on its way from the queue, one being loaded, one
+// computed, one stored. More would take dynamic tiles away from blocks that are free sooner.
+constexpr uint32_t tile_slots = 4;
 // A page holds 8 rows x 1024 columns of bf16: 16 KB, the size at which bulk copies reach the read limit.
 constexpr uint32_t page_bytes = 16384;
 constexpr uint32_t maximum_pages = 16;
@@ -37,10 +36,17 @@ constexpr uint32_t maximum_batch = 16;
 // A tile on its way through the block. The fetch warp fills it, every role reads it.
 struct TileSlot {
   alignas(16) mkrt_record record;
+  // Worked out once by the fetch warp, so that no role repeats it.
+  uint64_t address[MKRT_RECORD_OPERANDS];  // first byte of the tile's slice on the own rank; 0: absent
+  uint32_t size[MKRT_RECORD_OPERANDS];     // bytes of its rows, cut at the limit; at most 2^32 - 1
+  uint32_t wait_counter[MKRT_RECORD_WAITS];
+  uint32_t wait_target[MKRT_RECORD_WAITS];
+  uint32_t signal_counter[MKRT_RECORD_SIGNALS];
   uint32_t index[MKRT_TILE_DIMENSIONS];
-  uint64_t step;   // of the launch
-  uint32_t epoch;  // of the entry
-  uint32_t last;   // 1: no tile, the walk ends here
+  uint32_t number;  // in the record
+  uint32_t step;    // of the launch
+  uint32_t epoch;   // of the entry
+  uint32_t last;    // 1: no tile, the walk ends here
 };
 static_assert(sizeof(TileSlot) % 16 == 0 && alignof(TileSlot) == 16);
 
@@ -50,7 +56,12 @@ struct Shared {
   alignas(16) unsigned char partial[2][partial_bytes];
   float sum_of_squares[2][consumer_warps][maximum_batch];
   alignas(16) float addend[2][4][maximum_batch][8];
+  // The launch's parameters: where they arrive, in constant memory, the compiler reaches them through the L1 cache once
+  // a pointer to them is passed on, and every acquire empties that cache (PERFORMANCE.md).
+  mkrt_launch launch;
+  uint64_t record_full[tile_slots];
   uint64_t slot_full[tile_slots];
+  uint64_t slot_begun[tile_slots];  // the block is far enough with the tile to take another one
   uint64_t slot_free[tile_slots];
   uint64_t page_full[maximum_pages];
   uint64_t page_free[maximum_pages];
@@ -59,33 +70,41 @@ struct Shared {
   uint64_t partial_full[2];
   uint64_t partial_free[2];
   uint64_t consumer_barrier;
+  uint64_t wait_begin;                        // when the activation warp began to wait, or 0
+  uint32_t synchronizations[consumer_warps];  // of the consumer barrier, counted by each warp
   uint32_t abort;
-  uint32_t fault;
   uint32_t epoch;
   uint32_t first_tile[MKRT_LAUNCH_RECORDS + 1];
 };
 constexpr uint32_t fixed_shared_bytes = (sizeof(Shared) + 127) / 128 * 128;
 
-struct Block {
-  const mkrt_launch* launch;
-  Shared* shared;
-  unsigned char* activations;  // two buffers
-  unsigned char* pages;
-
-  __device__ mkrt_control* control() const { return reinterpret_cast<mkrt_control*>(launch->control); }
-  __device__ unsigned char* activation_buffer(uint32_t number) const {
-    return activations + static_cast<size_t>(number) * launch->activation_bytes;
-  }
-};
+// Everything in shared memory is reached from here, by constant addresses: a pointer that is passed to a function is a
+// generic one, slower to use, and an object that is passed by reference lives in local memory.
+extern __shared__ __align__(128) unsigned char block_memory[];
+__device__ inline Shared& shared() { return *reinterpret_cast<Shared*>(block_memory); }
+__device__ inline const mkrt_launch& launch() { return shared().launch; }
+__device__ inline TileSlot& slot(uint32_t place) { return shared().slot[place]; }
+__device__ inline unsigned char* activation_buffer(uint32_t number) {
+  return block_memory + fixed_shared_bytes + number * launch().activation_bytes;
+}
+__device__ inline unsigned char* page(uint32_t place) {
+  return block_memory + fixed_shared_bytes + 2 * launch().activation_bytes + place * page_bytes;
+}
+__device__ inline mkrt_control* control() { return reinterpret_cast<mkrt_control*>(launch().control); }
 
 // ---- waits that cannot hang ---------------------------------------------------------------------------------------
 
-// Waits for a phase of a block's barrier; false when the block is leaving. All lanes of a warp call it and agree.
-__device__ inline bool wait_warp(const Block& block, uint64_t* barrier, uint32_t parity) {
+// The part of wait_warp that takes long anyway. Out of line, as everything that is not on the way of every tile: what
+// the roles run must stay in the instruction cache (PERFORMANCE.md).
+__device__ __noinline__ bool keep_waiting(uint64_t* barrier, uint32_t parity) {
   while (!__all_sync(ptx::full_mask, ptx::barrier_test(barrier, parity))) {
-    if (__any_sync(ptx::full_mask, ptx::load_relaxed_block(&block.shared->abort) != 0)) return false;
+    if (__any_sync(ptx::full_mask, ptx::load_relaxed_block(&shared().abort) != 0)) return false;
   }
   return true;
+}
+// Waits for a phase of a block's barrier; false when the block is leaving. All lanes of a warp call it and agree.
+__device__ inline bool wait_warp(uint64_t* barrier, uint32_t parity) {
+  return __all_sync(ptx::full_mask, ptx::barrier_test(barrier, parity)) || keep_waiting(barrier, parity);
 }
 
 // Position in a ring of `size` barriers: where, and how often it went round.
@@ -101,99 +120,113 @@ struct Ring {
   }
 };
 
-// Makes this block leave, and all others as soon as they look. The first one to come writes the report.
-__device__ inline void give_up(const Block& block, const mkrt_report& report) {
-  mkrt_control* control = block.control();
-  if (ptx::compare_swap_relaxed_gpu(&control->abort, 0, report.status) == 0) {
-    auto* out = reinterpret_cast<mkrt_report*>(block.launch->report);
+// Makes this block leave, and all others as soon as they look. The first one to come writes the report: of the tile in
+// slot `place`, and what it waited for or the fault that it found.
+__device__ __noinline__ void give_up(uint32_t place, uint32_t status, uint32_t counter, uint32_t seen, uint32_t wanted,
+                                     uint32_t fault, uint64_t waited_ns) {
+  const TileSlot& tile = slot(place);
+  if (ptx::compare_swap_relaxed_gpu(&control()->abort, 0, status) == 0) {
+    auto* out = reinterpret_cast<mkrt_report*>(launch().report);
     uint32_t sm;
     asm("mov.u32 %0, %%smid;" : "=r"(sm));
-    out->rank = block.launch->rank;
+    out->rank = launch().rank;
     out->sm = sm;
-    out->record = report.record;
-    out->tile = report.tile;
-    out->step = report.step;
-    out->counter = report.counter;
-    out->value_seen = report.value_seen;
-    out->value_wanted = report.value_wanted;
-    out->fault = report.fault;
-    out->waited_ns = report.waited_ns;
+    out->record = tile.record.index;
+    out->tile = tile.number;
+    out->step = tile.step;
+    out->counter = counter;
+    out->value_seen = seen;
+    out->value_wanted = wanted;
+    out->fault = fault;
+    out->waited_ns = waited_ns;
     // Release at system scope: a host that sees the status sees the rest.
-    ptx::store_release_system(&out->status, report.status);
-    const auto* delta = reinterpret_cast<const int64_t*>(block.launch->rank_delta);
-    for (uint32_t rank = 0; rank < block.launch->rank_count; ++rank) {
-      auto* theirs = reinterpret_cast<mkrt_control*>(reinterpret_cast<uint64_t>(control) + delta[rank]);
-      ptx::store_release_system(&theirs->abort, report.status);
+    ptx::store_release_system(&out->status, status);
+    const auto* delta = reinterpret_cast<const int64_t*>(launch().rank_delta);
+    for (uint32_t rank = 0; rank < launch().rank_count; ++rank) {
+      auto* theirs = reinterpret_cast<mkrt_control*>(reinterpret_cast<uint64_t>(control()) + delta[rank]);
+      ptx::store_release_system(&theirs->abort, status);
     }
   }
-  ptx::store_relaxed_block(&block.shared->abort, 1);
+  ptx::store_relaxed_block(&shared().abort, 1);
 }
 
-__device__ inline uint64_t tile_in_record(const TileSlot& tile) {
-  uint64_t number = 0;
-  for (int d = 0; d < MKRT_TILE_DIMENSIONS; ++d) number = number * tile.record.grid[d] + tile.index[d];
-  return number;
+// ---- tracing ------------------------------------------------------------------------------------------------------
+
+__device__ inline mkrt_trace_tile& traced_tile(uint32_t sequence) {
+  return reinterpret_cast<mkrt_trace_tile*>(
+      launch().trace)[static_cast<uint64_t>(blockIdx.x) * launch().trace_tiles + sequence];
+}
+__device__ __noinline__ void write_trace(uint32_t sequence, uint32_t event) {
+  if (sequence < launch().trace_tiles && ptx::lane_number() == 0) traced_tile(sequence).time[event] = ptx::time_ns();
+}
+__device__ __noinline__ void write_trace_place(uint32_t sequence, uint32_t record, uint32_t step, uint32_t tile) {
+  if (sequence >= launch().trace_tiles || ptx::lane_number() != 0) return;
+  mkrt_trace_tile& traced = traced_tile(sequence);
+  traced.record = record;
+  traced.step = step;
+  traced.tile = tile;
+}
+// Writes the time of an event of the block's `sequence`-th tile; nothing where no trace was asked for.
+__device__ inline void trace(uint32_t sequence, uint32_t event) {
+  if (launch().trace != 0) write_trace(sequence, event);
 }
 
 // ---- a tile's operands, waits and signals -------------------------------------------------------------------------
 
-__device__ inline uint64_t operand_start(const TileSlot& tile, uint32_t number) {
-  const mkrt_operand& operand = tile.record.operand[number];
-  uint64_t start = 0;
-#pragma unroll
-  for (int d = 0; d < MKRT_TILE_DIMENSIONS; ++d) start += tile.index[d] * operand.stride[d];
-  return start;
-}
-__device__ inline bool operand_present(const TileSlot& tile, uint32_t number) {
-  return tile.record.operand[number].address != 0;
-}
+__device__ inline bool operand_present(const TileSlot& tile, uint32_t number) { return tile.address[number] != 0; }
 template <class Element>
 __device__ Element* operand(const TileSlot& tile, uint32_t number) {
-  return reinterpret_cast<Element*>(tile.record.operand[number].address + operand_start(tile, number));
+  return reinterpret_cast<Element*>(tile.address[number]);
 }
 // Elements of a row of the tile's slice, cut at the operand's limit.
 template <class Element>
 __device__ uint32_t operand_size(const TileSlot& tile, uint32_t number) {
-  const mkrt_operand& operand = tile.record.operand[number];
-  const uint64_t left = operand.limit - operand_start(tile, number);
-  return static_cast<uint32_t>((left < operand.size ? left : operand.size) / sizeof(Element));
+  return tile.size[number] / sizeof(Element);
 }
 template <class Element>
 __device__ uint64_t row_stride(const TileSlot& tile, uint32_t number) {
   return tile.record.operand[number].row_stride / sizeof(Element);
 }
 
-// Calls `body(delta)` for each rank that the selector means; adding delta to an own-rank address gives that rank's.
-template <class Body>
-__device__ void for_each_rank(const mkrt_launch& launch, const TileSlot& tile, mkrt_rank_selector selector, Body body) {
-  if (selector.mode == MKRT_RANK_SELF) {
-    body(int64_t{0});
-    return;
-  }
-  const auto* delta = reinterpret_cast<const int64_t*>(launch.rank_delta);
-  if (selector.mode == MKRT_RANK_ALL) {
-    for (uint32_t rank = 0; rank < launch.rank_count; ++rank) body(delta[rank]);
-    return;
-  }
-  uint32_t rank = selector.offset;
+// The ranks that a selector means are `first` and the `count` - 1 after it.
+struct Ranks {
+  uint32_t first, count;
+};
+__device__ inline Ranks selected_ranks(const TileSlot& tile, mkrt_rank_selector selector) {
+  if (selector.mode == MKRT_RANK_ALL) return {0, launch().rank_count};
+  uint32_t rank = selector.mode == MKRT_RANK_SELF ? launch().rank : selector.offset;
   if (selector.mode == MKRT_RANK_RELATIVE) {
-    rank += launch.rank + (selector.dimension < MKRT_TILE_DIMENSIONS ? tile.index[selector.dimension] : 0);
-    rank %= launch.rank_count;
+    rank += launch().rank + (selector.dimension < MKRT_TILE_DIMENSIONS ? tile.index[selector.dimension] : 0);
+    rank %= launch().rank_count;
   }
-  body(delta[rank]);
+  return {rank, 1};
+}
+// Added to an own-rank address, gives the same place at `rank`.
+__device__ inline int64_t rank_delta(uint32_t rank) {
+  return reinterpret_cast<const int64_t*>(launch().rank_delta)[rank];
 }
 
-template <class WaitOrSignal>
-__device__ uint32_t counter_number(const TileSlot& tile, const WaitOrSignal& of) {
-  uint32_t number = of.first;
-#pragma unroll
-  for (int d = 0; d < MKRT_TILE_DIMENSIONS; ++d) {
-    if (of.stride[d] != 0) number += tile.index[d] / of.divide[d] * of.stride[d];
+// Stores four bytes at every rank that operand `number` of the tile in slot `place` means.
+__device__ __noinline__ void store_at_ranks(uint32_t place, uint32_t number, uint64_t address, uint32_t value) {
+  const Ranks ranks = selected_ranks(slot(place), slot(place).record.operand[number].rank);
+  for (uint32_t i = 0; i < ranks.count; ++i) {
+    *reinterpret_cast<uint32_t*>(address + rank_delta(ranks.first + i)) = value;
   }
-  return number;
 }
-__device__ inline uint32_t* counter_address(const mkrt_launch& launch, uint32_t number) {
-  return reinterpret_cast<uint32_t*>(launch.counters + static_cast<uint64_t>(number) * MKRT_COUNTER_STRIDE);
+// The own rank is the usual case.
+__device__ inline void store(uint32_t place, uint32_t number, float* address, float value) {
+  if (slot(place).record.operand[number].rank.mode == MKRT_RANK_SELF) {
+    *address = value;
+  } else {
+    store_at_ranks(place, number, reinterpret_cast<uint64_t>(address), __float_as_uint(value));
+  }
+}
+__device__ inline void store(uint32_t place, uint32_t number, int32_t* address, int32_t value) {
+  store(place, number, reinterpret_cast<float*>(address), __int_as_float(value));
+}
+
+__device__ inline uint32_t* counter_address(uint32_t number) {
+  return reinterpret_cast<uint32_t*>(launch().counters + static_cast<uint64_t>(number) * MKRT_COUNTER_STRIDE);
 }
 
 // ---- waiting for counters (activation warp) ------------------------------------------------------------------------
@@ -202,47 +235,45 @@ __device__ inline uint32_t* counter_address(const mkrt_launch& launch, uint32_t 
 // seen well within a millisecond.
 constexpr uint32_t polls_between_looks = 64;
 
-// Waits for one record's wait; lanes share its counters. False when the block is leaving.
-__device__ inline bool wait_counters(const Block& block, const TileSlot& tile, const mkrt_wait& wait) {
-  const mkrt_launch& launch = *block.launch;
-  const uint32_t target = (tile.epoch + static_cast<uint32_t>(wait.step_offset)) * wait.step_total + wait.value;
-  const uint32_t first = counter_number(tile, wait);
-  uint64_t begin = 0;
-  for (uint32_t base = 0; base < wait.count; base += 32) {
-    const uint32_t mine = base + ptx::lane_number();
-    const uint32_t* address = counter_address(launch, first + (mine < wait.count ? mine : base));
-    for (uint32_t polls = 1;; ++polls) {
-      // Acquire: pairs with the release of every signal that the value counts, so that what those tiles wrote is
-      // visible to whoever is told next through the block's barriers. System scope where peers signal.
-      const uint32_t value =
-          launch.rank_count == 1 ? ptx::load_acquire_gpu(address) : ptx::load_acquire_system(address);
-      const bool reached = static_cast<int32_t>(value - target) >= 0;
-      if (__all_sync(ptx::full_mask, reached)) break;
-      if (polls % polls_between_looks != 0) continue;
-      const uint64_t now = ptx::time_ns();
-      if (begin == 0) begin = now;
-      const bool aborted = ptx::load_relaxed_gpu(&block.control()->abort) != 0;
-      const bool late = now - begin > launch.wait_limit_ns;
-      if (__any_sync(ptx::full_mask, aborted)) {
-        ptx::store_relaxed_block(&block.shared->abort, 1);
-        return false;
+// Looks at the clock and the abort word for the tile in slot `place`, which waits. False when the block is leaving.
+__device__ __noinline__ bool may_keep_waiting(uint32_t place, uint32_t counter, uint32_t value, uint32_t target) {
+  const uint64_t now = ptx::time_ns();
+  const uint64_t begin = shared().wait_begin == 0 ? now : shared().wait_begin;
+  __syncwarp();
+  if (ptx::lane_number() == 0) shared().wait_begin = begin;
+  if (__any_sync(ptx::full_mask, ptx::load_relaxed_gpu(&control()->abort) != 0)) {
+    ptx::store_relaxed_block(&shared().abort, 1);
+    return false;
+  }
+  if (!__any_sync(ptx::full_mask, now - begin > launch().wait_limit_ns)) return true;
+  const uint32_t behind = __ballot_sync(ptx::full_mask, static_cast<int32_t>(value - target) < 0);
+  if (ptx::lane_number() == __ffs(behind) - 1) {
+    give_up(place, MKRT_ERROR_DEADLINE, counter, value, target, 0, now - begin);
+  }
+  __syncwarp();
+  return false;
+}
+
+// Waits for the counters of the tile in slot `place`; lanes share those of one wait. False when the block is leaving.
+__device__ inline bool wait_all_counters(uint32_t place) {
+  const TileSlot& tile = slot(place);
+  const bool alone = launch().rank_count == 1;
+  for (uint32_t w = 0; w < tile.record.wait_count; ++w) {
+    const uint32_t target = tile.wait_target[w];
+    const uint32_t first = tile.wait_counter[w];
+    const uint32_t count = tile.record.wait[w].count;
+    if (ptx::lane_number() == 0) shared().wait_begin = 0;
+    for (uint32_t base = 0; base < count; base += 32) {
+      const uint32_t mine = base + ptx::lane_number();
+      const uint32_t counter = first + (mine < count ? mine : base);
+      const uint32_t* address = counter_address(counter);
+      for (uint32_t polls = 1;; ++polls) {
+        // Acquire: pairs with the release of every signal that the value counts, so that what those tiles wrote is
+        // visible to whoever is told next through the block's barriers. System scope where peers signal.
+        const uint32_t value = alone ? ptx::load_acquire_gpu(address) : ptx::load_acquire_system(address);
+        if (__all_sync(ptx::full_mask, static_cast<int32_t>(value - target) >= 0)) break;
+        if (polls % polls_between_looks == 0 && !may_keep_waiting(place, counter, value, target)) return false;
       }
-      if (!__any_sync(ptx::full_mask, late)) continue;
-      const uint32_t behind = __ballot_sync(ptx::full_mask, !reached);
-      if (ptx::lane_number() == __ffs(behind) - 1) {
-        mkrt_report report{};
-        report.status = MKRT_ERROR_DEADLINE;
-        report.record = tile.record.index;
-        report.tile = tile_in_record(tile);
-        report.step = tile.step;
-        report.counter = first + mine;
-        report.value_seen = value;
-        report.value_wanted = target;
-        report.waited_ns = now - begin;
-        give_up(block, report);
-      }
-      __syncwarp();
-      return false;
     }
   }
   // Lanes acquired different counters; from here on each has what all acquired.
@@ -250,203 +281,259 @@ __device__ inline bool wait_counters(const Block& block, const TileSlot& tile, c
   return true;
 }
 
-__device__ inline bool wait_all_counters(const Block& block, const TileSlot& tile) {
-  for (uint32_t w = 0; w < tile.record.wait_count; ++w) {
-    if (!wait_counters(block, tile, tile.record.wait[w])) return false;
-  }
-  return true;
-}
-
 // ---- signalling (store warps) --------------------------------------------------------------------------------------
 
 // Adds up a store warp's signals to one counter and sends them together: the release costs as much for many tiles as
-// for one (0.696 -> 0.664 ms for the chain of PERFORMANCE.md).
-struct PendingSignals {
+// for one (0.696 -> 0.664 ms for the chain of PERFORMANCE.md). Lane s has the record's signal s.
+struct PendingSignal {
   uint32_t counter = 0;
   uint32_t count = 0;
 };
 
-__device__ inline void send_signal(const mkrt_launch& launch, const TileSlot& tile, const mkrt_signal& signal,
-                                   uint32_t number, uint32_t count) {
-  for_each_rank(launch, tile, signal.rank, [&](int64_t delta) {
-    auto* address = reinterpret_cast<uint32_t*>(reinterpret_cast<uint64_t>(counter_address(launch, number)) + delta);
+// Adds `count` to a counter at the ranks that signal `number` of the tile in slot `place` means.
+__device__ __noinline__ void send_to_ranks(uint32_t place, uint32_t number, uint32_t counter, uint32_t count) {
+  const Ranks ranks = selected_ranks(slot(place), slot(place).record.signal[number].rank);
+  for (uint32_t i = 0; i < ranks.count; ++i) {
+    const uint64_t address = reinterpret_cast<uint64_t>(counter_address(counter)) + rank_delta(ranks.first + i);
+    // Release as in signal_tile; system scope reaches peers.
+    ptx::add_release_system(reinterpret_cast<uint32_t*>(address), count);
+  }
+}
+
+// Signals of a tile, together with those that the tiles before it left pending. Tiles of one record and step never
+// wait for each other, so a count may be held back while this block is sure to do another tile of the same record and
+// step. Lanes beyond the record's signals do nothing.
+__device__ inline void signal_tile(uint32_t place, PendingSignal& pending, bool hold) {
+  __syncwarp();
+  const TileSlot& tile = slot(place);
+  const uint32_t lane = ptx::lane_number();
+  if (lane < tile.record.signal_count) {
+    const uint8_t mode = tile.record.signal[lane].rank.mode;
+    const bool alone = mode == MKRT_RANK_SELF && launch().rank_count == 1;
+    const uint32_t counter = tile.signal_counter[lane];
     // Release: everything that this tile wrote, and read, comes before the count. The block's barriers made it known
-    // to this thread; system scope reaches peers.
-    if (signal.rank.mode == MKRT_RANK_SELF) {
-      ptx::add_release_gpu(address, count);
-    } else {
-      ptx::add_release_system(address, count);
-    }
-  });
+    // to this thread.
+    const auto send = [&]() {
+      if (alone) {
+        ptx::add_release_gpu(counter_address(pending.counter), pending.count);
+      } else {
+        send_to_ranks(place, lane, pending.counter, pending.count);
+      }
+      pending.count = 0;
+    };
+    if (pending.count != 0 && pending.counter != counter) send();
+    pending.counter = counter;
+    ++pending.count;
+    if (!hold || mode == MKRT_RANK_RELATIVE) send();
+  }
+  __syncwarp();
 }
 
 // ---- fetch warp -----------------------------------------------------------------------------------------------------
 
-// Arrivals that make a slot full.
-constexpr uint32_t slot_arrivals = MKRT_BULK_COPY ? 1 : ptx::copy_arrivals + 1;
-
-// Waits for the records that are still on their way: nothing may arrive in a block that has left.
-__device__ inline void drain_slots(Shared& shared, const Ring<tile_slots>& next) {
-  for (uint32_t place = 0; place < tile_slots; ++place) {
-    const uint32_t parity = place < next.place ? next.phase : next.phase ^ 1;
-    while (!ptx::barrier_test(&shared.slot_full[place], parity)) {
-    }
+// Starts to bring a record into a slot.
+__device__ inline void bring_record(TileSlot& slot, const mkrt_record* record, uint64_t* barrier) {
+  const uint32_t lane = ptx::lane_number();
+#if MKRT_BULK_COPY
+  if (lane == 0) {
+    ptx::barrier_expect(barrier, sizeof(mkrt_record));
+    ptx::bulk_copy(&slot.record, record, sizeof(mkrt_record), barrier);
   }
+#else
+  for (uint32_t at = lane * 16; at < sizeof(mkrt_record); at += 32 * 16) {
+    ptx::async_copy_16(reinterpret_cast<unsigned char*>(&slot.record) + at,
+                       reinterpret_cast<const unsigned char*>(record) + at);
+  }
+  ptx::async_copy_arrive(barrier);
+#endif
 }
 
-// Takes tile numbers and brings their records into slots, several ahead of the other roles.
-__device__ inline void fetch_role(const Block& block) {
-  const mkrt_launch& launch = *block.launch;
-  Shared& shared = *block.shared;
-  mkrt_control* control = block.control();
-  const bool dynamic = launch.queue_mode == MKRT_QUEUE_DYNAMIC;
-  const uint32_t tiles_per_step = shared.first_tile[launch.record_count];
+// Works out what the tile means of its record: lane k operand k, lanes from 16 on waits, lanes from 24 on signals.
+__device__ __noinline__ void decode(uint32_t place) {
+  TileSlot& slot = machine::slot(place);
   const uint32_t lane = ptx::lane_number();
-  // Numbers on their way. Three are enough to cover the queue's latency of about a microsecond under load.
-  constexpr uint32_t ahead = 3;
-  uint64_t number[ahead];
-  uint64_t taken = blockIdx.x;
-  const auto take = [&]() -> uint64_t {
-    if (dynamic) return lane == 0 ? ptx::fetch_add_relaxed_gpu(&control->queue, 1) : 0;
-    const uint64_t mine = taken;
-    taken += gridDim.x;
-    return mine;
-  };
-  // A canceled or failed launch stops here even where no tile waits for long; looked at as far ahead as the numbers.
-  uint32_t aborted[ahead];
+  const mkrt_record& record = slot.record;
+  uint32_t index[MKRT_TILE_DIMENSIONS];
+  uint32_t rest = slot.number;
 #pragma unroll
-  for (uint32_t i = 0; i < ahead; ++i) {
-    number[i] = take();
-    aborted[i] = ptx::load_relaxed_gpu(&control->abort);
+  for (int d = MKRT_TILE_DIMENSIONS - 1; d > 0; --d) {
+    const uint32_t extent = record.grid[d];
+    index[d] = 0;
+    if (extent == 1) continue;
+    index[d] = rest % extent;
+    rest /= extent;
   }
+  index[0] = rest;
+  const auto counter = [&](const auto& of) {
+    uint32_t number = of.first;
+#pragma unroll
+    for (int d = 0; d < MKRT_TILE_DIMENSIONS; ++d) {
+      if (of.stride[d] != 0) number += index[d] / of.divide[d] * of.stride[d];
+    }
+    return number;
+  };
+  if (lane < MKRT_RECORD_OPERANDS) {
+    const mkrt_operand& operand = record.operand[lane];
+    uint64_t start = 0;
+#pragma unroll
+    for (int d = 0; d < MKRT_TILE_DIMENSIONS; ++d) start += index[d] * operand.stride[d];
+    const uint64_t left = operand.limit - start;
+    const uint64_t size = left < operand.size ? left : operand.size;
+    const bool present = lane < record.operand_count && operand.address != 0;
+    slot.address[lane] = present ? operand.address + start : 0;
+    slot.size[lane] = size < UINT32_MAX ? static_cast<uint32_t>(size) : UINT32_MAX;
+  } else if (lane >= 16 && lane < 16 + record.wait_count) {
+    const mkrt_wait& wait = record.wait[lane - 16];
+    slot.wait_counter[lane - 16] = counter(wait);
+    slot.wait_target[lane - 16] = (slot.epoch + static_cast<uint32_t>(wait.step_offset)) * wait.step_total + wait.value;
+  } else if (lane >= 24 && lane < 24 + record.signal_count) {
+    slot.signal_counter[lane - 24] = counter(record.signal[lane - 24]);
+  }
+  if (lane < MKRT_TILE_DIMENSIONS) {
+#pragma unroll
+    for (uint32_t d = 0; d < MKRT_TILE_DIMENSIONS; ++d) {
+      if (lane == d) slot.index[d] = index[d];
+    }
+  }
+  __syncwarp();
+}
+static_assert(MKRT_RECORD_OPERANDS <= 16 && MKRT_RECORD_WAITS <= 8 && MKRT_RECORD_SIGNALS <= 8);
 
+// Takes tile numbers and brings their records into slots ahead of the other roles. In static mode numbers follow from
+// the block's own. In dynamic mode a block takes the next one when it is nearly done with streaming the one before, or
+// has begun to compute it where there is nothing to stream: a block that took more ahead would keep tiles from blocks
+// that are free sooner, and the slowest block is what the next record waits for (PERFORMANCE.md).
+__device__ inline void fetch_role() {
+  const bool dynamic = launch().queue_mode == MKRT_QUEUE_DYNAMIC;
+  const uint32_t tiles_per_step = shared().first_tile[launch().record_count];
+  const uint32_t lane = ptx::lane_number();
+  uint64_t number = blockIdx.x;
   uint64_t step_base = 0;
   uint32_t step = 0;
   uint32_t cursor = 0;
   Ring<tile_slots> ring;
-  for (;;) {
-#pragma unroll
-    for (uint32_t i = 0; i < ahead; ++i) {
-      const uint64_t current = __shfl_sync(ptx::full_mask, number[i], 0);
-      const bool leaving = __any_sync(ptx::full_mask, aborted[i] != 0);
-      number[i] = take();
-      aborted[i] = ptx::load_relaxed_gpu(&control->abort);
-      while (current - step_base >= tiles_per_step && step < launch.step_count) {
-        step_base += tiles_per_step;
-        ++step;
-        cursor = 0;
+  Ring<tile_slots> before;  // the tile before
+  for (uint32_t sequence = 0;; ++sequence) {
+    if (dynamic) {
+      if (sequence != 0) {
+        if (!wait_warp(&shared().slot_begun[before.place], before.phase)) return;
+        before.advance();
       }
-      if (leaving) ptx::store_relaxed_block(&shared.abort, 1);
-      if (leaving || !wait_warp(block, &shared.slot_free[ring.place], ring.phase ^ 1)) {
-        drain_slots(shared, ring);
-        return;
-      }
-      TileSlot& slot = shared.slot[ring.place];
-      if (step >= launch.step_count) {
-        if (lane == 0) slot.last = 1;
-        __syncwarp();
-        for (uint32_t a = lane; a < slot_arrivals; a += 32) ptx::barrier_arrive(&shared.slot_full[ring.place]);
-        return;
-      }
-      const uint32_t tile = static_cast<uint32_t>(current - step_base);
-      while (tile >= shared.first_tile[cursor + 1]) ++cursor;
-      const auto* record = reinterpret_cast<const mkrt_record*>(launch.records) + cursor;
-      if (lane == 0) {
-        slot.last = 0;
-        slot.step = step;
-        slot.epoch = shared.epoch + step;
-        // The record's own grid arrives later; this one is the same and already cached.
-        uint32_t rest = tile - shared.first_tile[cursor];
-#pragma unroll
-        for (int d = MKRT_TILE_DIMENSIONS - 1; d > 0; --d) {
-          const uint32_t extent = __ldg(&record->grid[d]);
-          slot.index[d] = extent == 1 ? 0 : rest % extent;
-          rest = extent == 1 ? rest : rest / extent;
-        }
-        slot.index[0] = rest;
-      }
-      __syncwarp();
-#if MKRT_BULK_COPY
-      if (lane == 0) {
-        ptx::barrier_expect(&shared.slot_full[ring.place], sizeof(mkrt_record));
-        ptx::bulk_copy(&slot.record, record, sizeof(mkrt_record), &shared.slot_full[ring.place]);
-      }
-#else
-      for (uint32_t at = lane * 16; at < sizeof(mkrt_record); at += 32 * 16) {
-        ptx::async_copy_16(reinterpret_cast<unsigned char*>(&slot.record) + at,
-                           reinterpret_cast<const unsigned char*>(record) + at);
-      }
-      ptx::async_copy_arrive(&shared.slot_full[ring.place]);
-      // The copies' arrivals say nothing of what lane 0 stored above; this one does.
-      if (lane == 0) ptx::barrier_arrive(&shared.slot_full[ring.place]);
-#endif
-      ring.advance();
+      if (lane == 0) number = ptx::fetch_add_relaxed_gpu(&control()->queue, 1);
+      number = __shfl_sync(ptx::full_mask, number, 0);
     }
+    // A canceled or failed launch stops here even where no tile waits for long.
+    const uint32_t aborted = ptx::load_relaxed_gpu(&control()->abort);
+    while (number - step_base >= tiles_per_step && step < launch().step_count) {
+      step_base += tiles_per_step;
+      ++step;
+      cursor = 0;
+    }
+    if (!wait_warp(&shared().slot_free[ring.place], ring.phase ^ 1)) return;
+    if (__any_sync(ptx::full_mask, aborted != 0)) {
+      ptx::store_relaxed_block(&shared().abort, 1);
+      return;
+    }
+    TileSlot& slot = machine::slot(ring.place);
+    if (step >= launch().step_count) {
+      if (lane == 0) {
+        slot.last = 1;
+        ptx::barrier_arrive(&shared().slot_full[ring.place]);
+      }
+      return;
+    }
+    const uint32_t tile = static_cast<uint32_t>(number - step_base);
+    while (tile >= shared().first_tile[cursor + 1]) ++cursor;
+    const uint32_t in_record = tile - shared().first_tile[cursor];
+    if (lane == 0) {
+      slot.last = 0;
+      slot.step = step;
+      slot.epoch = shared().epoch + step;
+      slot.number = in_record;
+    }
+    if (launch().trace != 0) write_trace_place(sequence, cursor, step, in_record);
+    trace(sequence, MKRT_TRACE_FETCHED);
+    bring_record(slot, reinterpret_cast<const mkrt_record*>(launch().records) + cursor,
+                 &shared().record_full[ring.place]);
+    // A record always arrives.
+    while (!__all_sync(ptx::full_mask, ptx::barrier_test(&shared().record_full[ring.place], ring.phase))) {
+    }
+    decode(ring.place);
+    if (lane == 0) ptx::barrier_arrive(&shared().slot_full[ring.place]);
+    ring.advance();
+    number += gridDim.x;
   }
+}
+
+// Lets the fetch warp of a dynamic launch take the tile after the one in slot `place`. Once for each tile.
+__device__ inline void tile_begun(uint32_t place) {
+  if (ptx::lane_number() == 0) ptx::barrier_arrive(&shared().slot_begun[place]);
 }
 
 // The walk of every other role over the same tiles.
 struct Walk {
   Ring<tile_slots> ring;
+  uint32_t sequence = 0;  // of the tile, in this block
 
-  // The next tile, or nullptr at the end or when the block is leaving.
-  __device__ const TileSlot* next(const Block& block) {
-    if (!wait_warp(block, &block.shared->slot_full[ring.place], ring.phase)) return nullptr;
-    const TileSlot* slot = &block.shared->slot[ring.place];
-    return slot->last != 0 ? nullptr : slot;
+  // Waits for the next tile, which lies in slot `ring.place`; false at the end or when the block is leaving.
+  __device__ bool next() {
+    return wait_warp(&shared().slot_full[ring.place], ring.phase) && slot(ring.place).last == 0;
   }
   // Done with the tile: the slot may be filled again once every role said so.
-  __device__ void release(const Block& block) {
+  __device__ void release() {
     __syncwarp();
-    if (ptx::lane_number() == 0) ptx::barrier_arrive(&block.shared->slot_free[ring.place]);
+    if (ptx::lane_number() == 0) ptx::barrier_arrive(&shared().slot_free[ring.place]);
     ring.advance();
+    ++sequence;
   }
 };
 
 // ---- start and end of a block --------------------------------------------------------------------------------------
 
-__device__ inline void start_block(const Block& block) {
-  Shared& shared = *block.shared;
-  const mkrt_launch& launch = *block.launch;
+__device__ inline void start_block(const mkrt_launch& launch) {
+  Shared& block = shared();
+  if (threadIdx.x < sizeof(mkrt_launch) / 4) {
+    reinterpret_cast<uint32_t*>(&block.launch)[threadIdx.x] = reinterpret_cast<const uint32_t*>(&launch)[threadIdx.x];
+  }
+  if (threadIdx.x < consumer_warps) block.synchronizations[threadIdx.x] = 0;
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < tile_slots; ++i) {
-      ptx::barrier_init(&shared.slot_full[i], slot_arrivals);
-      ptx::barrier_init(&shared.slot_free[i], consumer_warps + 2 + store_warps);
+      ptx::barrier_init(&block.record_full[i], ptx::copy_arrivals);
+      ptx::barrier_init(&block.slot_full[i], 1);
+      ptx::barrier_init(&block.slot_begun[i], 1);
+      ptx::barrier_init(&block.slot_free[i], consumer_warps + 3);
     }
     for (uint32_t i = 0; i < launch.page_count; ++i) {
-      ptx::barrier_init(&shared.page_full[i], ptx::copy_arrivals);
-      ptx::barrier_init(&shared.page_free[i], consumer_warps);
+      ptx::barrier_init(&block.page_full[i], ptx::copy_arrivals);
+      ptx::barrier_init(&block.page_free[i], consumer_warps);
     }
     for (uint32_t i = 0; i < 2; ++i) {
-      ptx::barrier_init(&shared.input_full[i], ptx::copy_arrivals);
-      ptx::barrier_init(&shared.input_free[i], consumer_warps);
-      ptx::barrier_init(&shared.partial_full[i], consumer_warps);
-      ptx::barrier_init(&shared.partial_free[i], 1);
+      ptx::barrier_init(&block.input_full[i], ptx::copy_arrivals);
+      ptx::barrier_init(&block.input_free[i], consumer_warps);
+      ptx::barrier_init(&block.partial_full[i], consumer_warps);
+      ptx::barrier_init(&block.partial_free[i], 1);
     }
-    ptx::barrier_init(&shared.consumer_barrier, consumer_warps);
+    ptx::barrier_init(&block.consumer_barrier, consumer_warps);
     ptx::barrier_init_fence();
-    shared.abort = 0;
-    shared.fault = 0;
-    shared.epoch = *reinterpret_cast<const uint32_t*>(launch.epoch);
+    block.abort = 0;
+    block.epoch = *reinterpret_cast<const uint32_t*>(launch.epoch);
   }
   const auto* first_tiles = reinterpret_cast<const uint32_t*>(launch.first_tiles);
-  for (uint32_t i = threadIdx.x; i <= launch.record_count; i += block_threads) shared.first_tile[i] = first_tiles[i];
+  for (uint32_t i = threadIdx.x; i <= launch.record_count; i += block_threads) block.first_tile[i] = first_tiles[i];
   __syncthreads();
 }
 
 // The last block to leave makes the control words ready for the next launch and tells the host.
-__device__ inline void finish_block(const Block& block) {
+__device__ inline void finish_block() {
   __syncthreads();
   if (threadIdx.x != 0) return;
-  const mkrt_launch& launch = *block.launch;
-  mkrt_control* control = block.control();
   // Acquire and release: the last block comes after all others' work, and its timeline store tells the host of it.
-  if (ptx::fetch_add_acq_rel_gpu(&control->blocks_done, 1) != gridDim.x - 1) return;
-  control->queue = 0;
-  control->blocks_done = 0;
-  *reinterpret_cast<uint32_t*>(launch.epoch) += launch.step_count;
+  if (ptx::fetch_add_acq_rel_gpu(&control()->blocks_done, 1) != gridDim.x - 1) return;
+  control()->queue = 0;
+  control()->blocks_done = 0;
+  *reinterpret_cast<uint32_t*>(launch().epoch) += launch().step_count;
   __threadfence_system();
-  ptx::store_release_system(reinterpret_cast<uint64_t*>(launch.timeline), launch.timeline_value);
+  ptx::store_release_system(reinterpret_cast<uint64_t*>(launch().timeline), launch().timeline_value);
 }
 
 }  // namespace mkrt::machine

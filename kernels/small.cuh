@@ -10,35 +10,37 @@ namespace mkrt::llm {
 
 constexpr uint32_t consumer_threads = machine::consumer_warps * 32;
 
+__device__ inline uint32_t consumer_warp() { return threadIdx.x / 32; }
+
 // All consumer warps have come here, and see each other's shared memory. False when the block is leaving.
-__device__ inline bool synchronize_consumers(const Block& block, ConsumerState& state) {
+__device__ __noinline__ bool synchronize_consumers() {
+  uint32_t& count = shared().synchronizations[consumer_warp()];
+  const uint32_t parity = count & 1;
   __syncwarp();
-  if (ptx::lane_number() == 0) ptx::barrier_arrive(&block.shared->consumer_barrier);
-  return machine::wait_warp(block, &block.shared->consumer_barrier, state.synchronizations++ & 1);
+  if (ptx::lane_number() == 0) {
+    ++count;
+    ptx::barrier_arrive(&shared().consumer_barrier);
+  }
+  return machine::wait_warp(&shared().consumer_barrier, parity);
 }
 
 __device__ inline uint32_t consumer_thread() { return threadIdx.x; }
 static_assert(machine::fetch_warp == machine::consumer_warps, "consumers are the first warps of a block");
 
-// The run-time data is outside what the instruction can work on; `number` counts the ISA's faults from 1.
-__device__ inline void report_fault(const Block& block, const TileSlot& tile, uint32_t number) {
-  if (consumer_thread() != 0) return;
-  mkrt_report report{};
-  report.status = MKRT_ERROR_FAULT;
-  report.record = tile.record.index;
-  report.tile = machine::tile_in_record(tile);
-  report.step = tile.step;
-  report.fault = number;
-  machine::give_up(block, report);
-}
+// What an instruction's work on a tile came to.
+enum Outcome : uint32_t {
+  done = 0,
+  // From 1 on: the number of a fault of the opcode.
+  leaving = 0xffffffffu,  // the block is leaving
+};
 
 template <class Element>
 __device__ const Element* input(const TileSlot& tile, uint32_t number) {
   return machine::operand<const Element>(tile, number);
 }
 
-// Each returns the number of a fault, or 0.
-__device__ inline uint32_t embed(const Block& block, const TileSlot& tile) {
+__device__ __noinline__ uint32_t embed(uint32_t place) {
+  const TileSlot& tile = machine::slot(place);
   const int32_t position = *input<int32_t>(tile, isa::embed::position);
   if (position < 0 || static_cast<uint32_t>(position) >= machine::operand_size<int32_t>(tile, isa::embed::tokens)) {
     return 1;
@@ -53,12 +55,13 @@ __device__ inline uint32_t embed(const Block& block, const TileSlot& tile) {
   const uint32_t size = machine::operand_size<float>(tile, isa::embed::out);
   for (uint32_t k = consumer_thread(); k < size; k += consumer_threads) {
     const float value = __bfloat162float(row[k / block_columns * (block_bytes / 2) + k % block_columns]);
-    store_to_ranks(*block.launch, tile, isa::embed::out, out + k, value);
+    machine::store(place, isa::embed::out, out + k, value);
   }
   return 0;
 }
 
-__device__ inline uint32_t rotation(const Block& block, const TileSlot& tile) {
+__device__ __noinline__ uint32_t rotation(uint32_t place) {
+  const TileSlot& tile = machine::slot(place);
   const auto position = static_cast<float>(*input<int32_t>(tile, isa::rotation::position));
   const auto* frequencies = input<float>(tile, isa::rotation::frequencies);
   auto* out = machine::operand<float>(tile, isa::rotation::out);
@@ -68,31 +71,51 @@ __device__ inline uint32_t rotation(const Block& block, const TileSlot& tile) {
     float sine;
     float cosine;
     sincosf(position * frequencies[i], &sine, &cosine);
-    store_to_ranks(*block.launch, tile, isa::rotation::out, out + 2 * i, cosine);
-    store_to_ranks(*block.launch, tile, isa::rotation::out, out + 2 * i + 1, sine);
+    machine::store(place, isa::rotation::out, out + 2 * i, cosine);
+    machine::store(place, isa::rotation::out, out + 2 * i + 1, sine);
   }
   return 0;
 }
 
-// One warp: dst = rotary(norm(src)) * factor.
+// Pairs of a head that a lane works on: heads have up to 256 elements.
+constexpr uint32_t lane_pairs = 256 / 2 / 32;
+
+// One warp: to = rotary(norm(from)) * factor. Every load is on its way before the first is used.
 __device__ inline void prepare_head(float* to, const float* from, const float* norm, const float* angles,
                                     uint32_t head_size, float epsilon, float factor) {
   const uint32_t lane = ptx::lane_number();
   const uint32_t half = head_size / 2;
+  float low[lane_pairs];
+  float high[lane_pairs];
+  float norm_low[lane_pairs];
+  float norm_high[lane_pairs];
+  float2 angle[lane_pairs];
+#pragma unroll
+  for (uint32_t p = 0; p < lane_pairs; ++p) {
+    const uint32_t i = lane + 32 * p;
+    const bool there = i < half;
+    low[p] = there ? from[i] : 0.0f;
+    high[p] = there ? from[i + half] : 0.0f;
+    norm_low[p] = there && norm != nullptr ? norm[i] : 1.0f;
+    norm_high[p] = there && norm != nullptr ? norm[i + half] : 1.0f;
+    angle[p] = there ? *reinterpret_cast<const float2*>(angles + 2 * i) : make_float2(0.0f, 0.0f);
+  }
   float scale = 1.0f;
   if (norm != nullptr) {
     float squares = 0;
-    for (uint32_t i = lane; i < head_size; i += 32) squares += from[i] * from[i];
+#pragma unroll
+    for (uint32_t p = 0; p < lane_pairs; ++p) squares += low[p] * low[p] + high[p] * high[p];
     for (uint32_t offset = 16; offset != 0; offset /= 2) squares += __shfl_xor_sync(ptx::full_mask, squares, offset);
-    scale = 1.0f / sqrtf(squares / static_cast<float>(head_size) + epsilon);
+    scale = rsqrtf(squares / static_cast<float>(head_size) + epsilon);
   }
-  for (uint32_t i = lane; i < half; i += 32) {
-    const float low = from[i] * scale * (norm != nullptr ? norm[i] : 1.0f);
-    const float high = from[i + half] * scale * (norm != nullptr ? norm[i + half] : 1.0f);
-    const float cosine = angles[2 * i];
-    const float sine = angles[2 * i + 1];
-    to[i] = (low * cosine - high * sine) * factor;
-    to[i + half] = (high * cosine + low * sine) * factor;
+#pragma unroll
+  for (uint32_t p = 0; p < lane_pairs; ++p) {
+    const uint32_t i = lane + 32 * p;
+    if (i >= half) break;
+    const float a = low[p] * scale * norm_low[p];
+    const float b = high[p] * scale * norm_high[p];
+    to[i] = (a * angle[p].x - b * angle[p].y) * factor;
+    to[i + half] = (b * angle[p].x + a * angle[p].y) * factor;
   }
 }
 
@@ -106,23 +129,27 @@ constexpr uint32_t heads_per_pass = 4;
 // Neighbouring elements of a row that a lane works on.
 constexpr uint32_t lane_elements = 8;
 
-__device__ inline void load_halves(const __half* row, uint32_t first, uint32_t head_size, bool aligned,
-                                   float (&values)[lane_elements]) {
+// A lane's elements of a row, as the cache holds them.
+struct Halves {
+  __half2 pair[lane_elements / 2];
+
+  __device__ float2 get(uint32_t i) const { return __half22float2(pair[i]); }
+};
+static_assert(sizeof(Halves) == sizeof(uint4));
+
+__device__ inline Halves load_halves(const __half* row, uint32_t first, uint32_t head_size, bool aligned) {
+  Halves out;
   if (aligned) {
-    const uint4 raw = *reinterpret_cast<const uint4*>(row + first);
-    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-      const float2 pair = __half22float2(reinterpret_cast<const __half2&>(words[i]));
-      values[2 * i] = pair.x;
-      values[2 * i + 1] = pair.y;
-    }
-    return;
+    reinterpret_cast<uint4&>(out) = *reinterpret_cast<const uint4*>(row + first);
+    return out;
   }
 #pragma unroll
-  for (uint32_t i = 0; i < lane_elements; ++i) {
-    values[i] = first + i < head_size ? __half2float(row[first + i]) : 0.0f;
+  for (uint32_t i = 0; i < lane_elements / 2; ++i) {
+    const uint32_t at = first + 2 * i;
+    // Head sizes are even: a pair is there or not.
+    out.pair[i] = at < head_size ? __halves2half2(row[at], row[at + 1]) : __half2half2(__ushort_as_half(0));
   }
+  return out;
 }
 
 // Softmax sums of one query head over some positions, this lane's elements of them.
@@ -132,7 +159,7 @@ struct HeadSums {
   float value[lane_elements] = {};
 
   __device__ void rescale(float new_maximum) {
-    const float factor = maximum == -INFINITY ? 0.0f : expf(maximum - new_maximum);
+    const float factor = maximum == -INFINITY ? 0.0f : __expf(maximum - new_maximum);
     total *= factor;
 #pragma unroll
     for (float& v : value) v *= factor;
@@ -144,7 +171,6 @@ struct HeadSums {
 struct AttentionTile {
   uint32_t group, head_size, splits;
   uint32_t position, begin, end;  // positions [begin, end), `position` the newest
-  bool owner;                     // `position` is one of them
   bool aligned;                   // rows start on 16 bytes
   uint32_t row_lanes;             // lanes that share a row, a power of two
   float* query;                   // shared memory: group heads, prepared and scaled
@@ -154,48 +180,84 @@ struct AttentionTile {
   __half* value_cache;
 };
 
-// Sums of heads [first_head, first_head + heads_per_pass) over this warp's share of the rows.
-__device__ inline void attend(const AttentionTile& a, uint32_t first_head, uint32_t warp,
+// One row of the cache, or the newest one from shared memory: a lane's elements.
+struct CacheRow {
+  Halves key;
+  Halves value;
+};
+
+// The walk of a warp over the rows of a tile: row_lanes lanes share a row.
+struct RowWalk {
+  uint32_t row;    // this lane's
+  uint32_t step;   // rows from one round to the next
+  uint32_t first;  // this lane's first element
+  bool used;       // whether the lane has elements
+
+  __device__ RowWalk(const AttentionTile& a, uint32_t warp) {
+    const uint32_t lane = ptx::lane_number();
+    const uint32_t rows_at_once = 32 / a.row_lanes;
+    row = a.begin + warp * rows_at_once + lane / a.row_lanes;
+    step = machine::consumer_warps * rows_at_once;
+    first = lane % a.row_lanes * lane_elements;
+    used = first < a.head_size;
+  }
+};
+
+// Rows below the newest, which lie in the cache since earlier steps.
+__device__ inline CacheRow load_cached(const AttentionTile& a, const RowWalk& walk, uint32_t row) {
+  CacheRow out;
+  reinterpret_cast<uint4&>(out.key) = make_uint4(0, 0, 0, 0);
+  reinterpret_cast<uint4&>(out.value) = make_uint4(0, 0, 0, 0);
+  if (walk.used && row < a.end && row != a.position) {
+    const uint64_t at = static_cast<uint64_t>(row) * a.head_size;
+    out.key = load_halves(a.key_cache + at, walk.first, a.head_size, a.aligned);
+    out.value = load_halves(a.value_cache + at, walk.first, a.head_size, a.aligned);
+  }
+  return out;
+}
+
+// Sums of heads [first_head, first_head + heads_per_pass) over this warp's share of the rows. `row` was loaded before;
+// each round loads the next one's while it computes.
+__device__ inline void attend(const AttentionTile& a, uint32_t first_head, RowWalk walk, CacheRow next,
                               HeadSums (&sums)[heads_per_pass]) {
-  const uint32_t lane = ptx::lane_number();
-  const uint32_t rows_at_once = 32 / a.row_lanes;
-  const uint32_t first = lane % a.row_lanes * lane_elements;
-  const bool used = first < a.head_size;
   float query[heads_per_pass][lane_elements];
 #pragma unroll
   for (uint32_t h = 0; h < heads_per_pass; ++h) {
 #pragma unroll
     for (uint32_t i = 0; i < lane_elements; ++i) {
-      const bool there = first_head + h < a.group && first + i < a.head_size;
-      query[h][i] = there ? a.query[(first_head + h) * a.head_size + first + i] : 0.0f;
+      const bool there = first_head + h < a.group && walk.first + i < a.head_size;
+      query[h][i] = there ? a.query[(first_head + h) * a.head_size + walk.first + i] : 0.0f;
     }
   }
-  const uint32_t step = machine::consumer_warps * rows_at_once;
-  for (uint32_t base = a.begin + warp * rows_at_once; base < a.end; base += step) {
-    const uint32_t row = base + lane / a.row_lanes;
-    const bool valid = row < a.end;
-    const bool newest = row == a.position;
-    float key[lane_elements] = {};
-    float value[lane_elements] = {};
-    if (valid && used) {
-      const uint64_t at = static_cast<uint64_t>(row) * a.head_size;
-      load_halves(newest ? a.newest_key : a.key_cache + at, first, a.head_size, a.aligned, key);
-      load_halves(newest ? a.newest_value : a.value_cache + at, first, a.head_size, a.aligned, value);
+  for (; __any_sync(ptx::full_mask, walk.row < a.end); walk.row += walk.step) {
+    CacheRow row = next;
+    next = load_cached(a, walk, walk.row + walk.step);
+    const bool valid = walk.row < a.end;
+    if (walk.row == a.position && walk.used) {
+      row.key = load_halves(a.newest_key, walk.first, a.head_size, a.aligned);
+      row.value = load_halves(a.newest_value, walk.first, a.head_size, a.aligned);
     }
 #pragma unroll
     for (uint32_t h = 0; h < heads_per_pass; ++h) {
       float score = 0;
 #pragma unroll
-      for (uint32_t i = 0; i < lane_elements; ++i) score += query[h][i] * key[i];
+      for (uint32_t i = 0; i < lane_elements / 2; ++i) {
+        const float2 key = row.key.get(i);
+        score += query[h][2 * i] * key.x + query[h][2 * i + 1] * key.y;
+      }
       for (uint32_t offset = a.row_lanes / 2; offset != 0; offset /= 2) {
         score += __shfl_xor_sync(ptx::full_mask, score, offset);
       }
       if (!valid) continue;
       if (score > sums[h].maximum) sums[h].rescale(score);
-      const float weight = expf(score - sums[h].maximum);
+      const float weight = __expf(score - sums[h].maximum);
       sums[h].total += weight;
 #pragma unroll
-      for (uint32_t i = 0; i < lane_elements; ++i) sums[h].value[i] += weight * value[i];
+      for (uint32_t i = 0; i < lane_elements / 2; ++i) {
+        const float2 value = row.value.get(i);
+        sums[h].value[2 * i] += weight * value.x;
+        sums[h].value[2 * i + 1] += weight * value.y;
+      }
     }
   }
   // Join the rows that this warp worked on at once.
@@ -218,8 +280,8 @@ __device__ inline void attend(const AttentionTile& a, uint32_t first_head, uint3
 __device__ inline uint32_t head_part(uint32_t head_size) { return head_size + 2; }
 
 // Joins the warps' sums of one head and writes them.
-__device__ inline void store_head(const Block& block, const TileSlot& tile, const AttentionTile& a, const float* parts,
-                                  uint32_t head) {
+__device__ inline void store_head(uint32_t place, const AttentionTile& a, const float* parts, uint32_t head) {
+  const TileSlot& tile = machine::slot(place);
   const uint32_t lane = ptx::lane_number();
   const uint32_t part = head_part(a.head_size);
   float maximum = -INFINITY;
@@ -229,7 +291,7 @@ __device__ inline void store_head(const Block& block, const TileSlot& tile, cons
 #pragma unroll
   for (uint32_t w = 0; w < machine::consumer_warps; ++w) {
     const float theirs = parts[w * part + a.head_size];
-    factor[w] = theirs == -INFINITY ? 0.0f : expf(theirs - maximum);
+    factor[w] = theirs == -INFINITY ? 0.0f : __expf(theirs - maximum);
     total += factor[w] * parts[w * part + a.head_size + 1];
   }
   const bool split = machine::operand_present(tile, isa::attention::statistics);
@@ -238,12 +300,12 @@ __device__ inline void store_head(const Block& block, const TileSlot& tile, cons
     float value = 0;
 #pragma unroll
     for (uint32_t w = 0; w < machine::consumer_warps; ++w) value += factor[w] * parts[w * part + i];
-    store_to_ranks(*block.launch, tile, isa::attention::out, out + i, split ? value : value / total);
+    machine::store(place, isa::attention::out, out + i, split ? value : __fdividef(value, total));
   }
   if (split && lane == 0) {
     auto* statistics = machine::operand<float>(tile, isa::attention::statistics) + 2 * head;
-    store_to_ranks(*block.launch, tile, isa::attention::statistics, statistics, maximum);
-    store_to_ranks(*block.launch, tile, isa::attention::statistics, statistics + 1, total);
+    machine::store(place, isa::attention::statistics, statistics, maximum);
+    machine::store(place, isa::attention::statistics, statistics + 1, total);
   }
 }
 
@@ -257,50 +319,42 @@ __device__ inline void prepare_attention(const TileSlot& tile, const AttentionTi
       machine::operand_present(tile, isa::attention::q_norm) ? input<float>(tile, isa::attention::q_norm) : nullptr;
   const auto* k_norm =
       machine::operand_present(tile, isa::attention::k_norm) ? input<float>(tile, isa::attention::k_norm) : nullptr;
-  // Heads, then the key, then the value, dealt to the warps in turn.
+  // Heads, then the key, then the value, dealt to the warps in turn. Nothing here needs to know the position.
   for (uint32_t job = warp; job < a.group + 2; job += machine::consumer_warps) {
     if (job < a.group) {
       prepare_head(a.query + job * a.head_size, input<float>(tile, isa::attention::q) + job * a.head_size, q_norm,
                    angles, a.head_size, epsilon, scale);
-      continue;
-    }
-    if (!a.owner) continue;
-    const uint64_t at = static_cast<uint64_t>(a.position) * a.head_size;
-    if (job == a.group) {
+    } else if (job == a.group) {
       // The prepared key needs room as f32 first: behind the queries.
       float* key = a.query + a.group * a.head_size;
       prepare_head(key, input<float>(tile, isa::attention::k), k_norm, angles, a.head_size, epsilon, 1.0f);
       __syncwarp();
-      for (uint32_t i = lane; i < a.head_size; i += 32) {
-        a.newest_key[i] = saturate_to_half(key[i]);
-        a.key_cache[at + i] = a.newest_key[i];
-      }
+      for (uint32_t i = lane; i < a.head_size; i += 32) a.newest_key[i] = saturate_to_half(key[i]);
     } else {
       const auto* value = input<float>(tile, isa::attention::v);
-      for (uint32_t i = lane; i < a.head_size; i += 32) {
-        a.newest_value[i] = saturate_to_half(value[i]);
-        a.value_cache[at + i] = a.newest_value[i];
-      }
+      for (uint32_t i = lane; i < a.head_size; i += 32) a.newest_value[i] = saturate_to_half(value[i]);
     }
   }
 }
 
-// Returns false when the block is leaving; sets the fault.
-__device__ inline bool attention(const Block& block, const TileSlot& tile, ConsumerState& state, uint32_t& fault) {
+// The tile that holds the newest position adds its row to the caches.
+__device__ inline void append_row(const AttentionTile& a) {
+  const uint64_t at = static_cast<uint64_t>(a.position) * a.head_size;
+  for (uint32_t i = consumer_thread(); i < a.head_size; i += consumer_threads) {
+    a.key_cache[at + i] = a.newest_key[i];
+    a.value_cache[at + i] = a.newest_value[i];
+  }
+}
+
+__device__ __noinline__ uint32_t attention(uint32_t place, uint32_t buffer_number, uint32_t partial_number) {
+  const TileSlot& tile = machine::slot(place);
+  const uint32_t warp = consumer_warp();
   AttentionTile a;
+  // On its way while the queries are prepared.
+  const int32_t position = *input<int32_t>(tile, isa::attention::position);
   a.group = tile.record.parameter[isa::attention::group];
   a.head_size = tile.record.parameter[isa::attention::head_size];
   a.splits = tile.record.parameter[isa::attention::splits];
-  const int32_t position = *input<int32_t>(tile, isa::attention::position);
-  if (position < 0 || static_cast<uint32_t>(position) >= tile.record.parameter[isa::attention::context]) {
-    fault = 1;
-    return true;
-  }
-  a.position = static_cast<uint32_t>(position);
-  const uint32_t share = (a.position + a.splits) / a.splits;  // ceil((position + 1) / splits)
-  a.begin = min(tile.index[2] * share, a.position + 1);
-  a.end = min(a.begin + share, a.position + 1);
-  a.owner = a.begin <= a.position && a.position < a.end;
   a.key_cache = machine::operand<__half>(tile, isa::attention::k_cache);
   a.value_cache = machine::operand<__half>(tile, isa::attention::v_cache);
   a.aligned = a.head_size % lane_elements == 0 && reinterpret_cast<uint64_t>(a.key_cache) % 16 == 0 &&
@@ -308,27 +362,37 @@ __device__ inline bool attention(const Block& block, const TileSlot& tile, Consu
   a.row_lanes = 1;
   while (a.row_lanes * lane_elements < a.head_size) a.row_lanes *= 2;
   // The activation buffer of this tile holds what the warps share: newest rows, queries, and room for the f32 key.
-  unsigned char* buffer = block.activation_buffer(state.inputs.buffer());
+  unsigned char* buffer = machine::activation_buffer(buffer_number);
   a.newest_key = reinterpret_cast<__half*>(buffer);
   const uint32_t row = (a.head_size + lane_elements - 1) / lane_elements * lane_elements;
   a.newest_value = a.newest_key + row;
   a.query = reinterpret_cast<float*>(a.newest_value + row);
+  prepare_attention(tile, a, warp);
 
-  prepare_attention(tile, a, state.warp);
-  if (!synchronize_consumers(block, state)) return false;
+  if (position < 0 || static_cast<uint32_t>(position) >= tile.record.parameter[isa::attention::context]) {
+    return 1;
+  }
+  a.position = static_cast<uint32_t>(position);
+  const uint32_t share = (a.position + a.splits) / a.splits;  // ceil((position + 1) / splits)
+  a.begin = min(tile.index[2] * share, a.position + 1);
+  a.end = min(a.begin + share, a.position + 1);
+  const RowWalk walk(a, warp);
+  const CacheRow first_row = load_cached(a, walk, walk.row);
+  if (!synchronize_consumers()) return leaving;
+  if (a.begin <= a.position && a.position < a.end) append_row(a);
   // The partial buffer holds every warp's sums of the heads of a pass, as many heads as fit.
-  auto* parts = reinterpret_cast<float*>(block.shared->partial[state.partials & 1]);
+  auto* parts = reinterpret_cast<float*>(shared().partial[partial_number]);
   const uint32_t part = head_part(a.head_size);
   const uint32_t fitting = machine::partial_bytes / (machine::consumer_warps * part * 4);
   const uint32_t heads = min(heads_per_pass, fitting);
   const uint32_t lane = ptx::lane_number();
   for (uint32_t first_head = 0; first_head < a.group; first_head += heads) {
     HeadSums sums[heads_per_pass];
-    attend(a, first_head, state.warp, sums);
+    attend(a, first_head, walk, first_row, sums);
 #pragma unroll
     for (uint32_t h = 0; h < heads_per_pass; ++h) {
       if (h >= heads || first_head + h >= a.group) break;
-      float* mine = parts + (h * machine::consumer_warps + state.warp) * part;
+      float* mine = parts + (h * machine::consumer_warps + warp) * part;
       if (lane < a.row_lanes) {
 #pragma unroll
         for (uint32_t i = 0; i < lane_elements; ++i) {
@@ -341,41 +405,53 @@ __device__ inline bool attention(const Block& block, const TileSlot& tile, Consu
         mine[a.head_size + 1] = sums[h].total;
       }
     }
-    if (!synchronize_consumers(block, state)) return false;
-    for (uint32_t h = state.warp; h < heads && first_head + h < a.group; h += machine::consumer_warps) {
-      store_head(block, tile, a, parts + h * machine::consumer_warps * part, first_head + h);
+    if (!synchronize_consumers()) return leaving;
+    for (uint32_t h = warp; h < heads && first_head + h < a.group; h += machine::consumer_warps) {
+      store_head(place, a, parts + h * machine::consumer_warps * part, first_head + h);
     }
-    if (!synchronize_consumers(block, state)) return false;
+    // The next pass writes the parts again.
+    if (first_head + heads < a.group && !synchronize_consumers()) return leaving;
   }
-  return true;
+  return done;
 }
 static_assert(machine::partial_bytes >= machine::consumer_warps * (256 + 2) * 4, "the largest head fits");
 
-__device__ inline void attention_combine(const Block& block, const TileSlot& tile) {
+// A warp takes a head: lane s looks at split s's statistics, then lanes take elements.
+__device__ __noinline__ uint32_t attention_combine(uint32_t place) {
+  const TileSlot& tile = machine::slot(place);
+  const uint32_t warp = consumer_warp();
+  const uint32_t lane = ptx::lane_number();
   const uint32_t group = tile.record.parameter[isa::attention_combine::group];
   const uint32_t head_size = tile.record.parameter[isa::attention_combine::head_size];
   const uint32_t splits = tile.record.parameter[isa::attention_combine::splits];
   const auto* partial = input<float>(tile, isa::attention_combine::partial);
   const auto* statistics = input<float>(tile, isa::attention_combine::statistics);
   auto* out = machine::operand<float>(tile, isa::attention_combine::out);
-  for (uint32_t i = consumer_thread(); i < group * head_size; i += consumer_threads) {
-    const uint32_t head = i / head_size;
+  for (uint32_t head = warp; head < group; head += machine::consumer_warps) {
     float maximum = -INFINITY;
-    for (uint32_t s = 0; s < splits; ++s) maximum = fmaxf(maximum, statistics[(s * group + head) * 2]);
-    float total = 0;
-    float value = 0;
-    for (uint32_t s = 0; s < splits; ++s) {
-      const float theirs = statistics[(s * group + head) * 2];
-      const float factor = theirs == -INFINITY ? 0.0f : expf(theirs - maximum);
-      total += factor * statistics[(s * group + head) * 2 + 1];
-      value += factor * partial[s * group * head_size + i];
+    for (uint32_t s = lane; s < splits; s += 32) maximum = fmaxf(maximum, statistics[(s * group + head) * 2]);
+    for (uint32_t offset = 16; offset != 0; offset /= 2) {
+      maximum = fmaxf(maximum, __shfl_xor_sync(ptx::full_mask, maximum, offset));
     }
-    store_to_ranks(*block.launch, tile, isa::attention_combine::out, out + i, value / total);
+    for (uint32_t i = lane; i < head_size; i += 32) {
+      float total = 0;
+      float value = 0;
+#pragma unroll 8
+      for (uint32_t s = 0; s < splits; ++s) {
+        const float2 theirs = *reinterpret_cast<const float2*>(statistics + (s * group + head) * 2);
+        const float factor = theirs.x == -INFINITY ? 0.0f : __expf(theirs.x - maximum);
+        total += factor * theirs.y;
+        value += factor * partial[(s * group + head) * head_size + i];
+      }
+      machine::store(place, isa::attention_combine::out, out + head * head_size + i, __fdividef(value, total));
+    }
   }
+  return done;
 }
 
-// Returns false when the block is leaving; sets the fault.
-__device__ inline bool choose(const Block& block, const TileSlot& tile, ConsumerState& state, uint32_t& fault) {
+__device__ __noinline__ uint32_t choose(uint32_t place, uint32_t partial_number) {
+  const TileSlot& tile = machine::slot(place);
+  const uint32_t warp = consumer_warp();
   const uint32_t candidates = machine::operand_size<float>(tile, isa::choose::best_value);
   const auto* values = input<float>(tile, isa::choose::best_value);
   const auto* indices = input<int32_t>(tile, isa::choose::best_index);
@@ -388,10 +464,10 @@ __device__ inline bool choose(const Block& block, const TileSlot& tile, Consumer
     const int32_t index = __shfl_xor_sync(ptx::full_mask, best.index, offset);
     take_better(best.value, best.index, value, index);
   }
-  auto* parts = reinterpret_cast<Best*>(block.shared->partial[state.partials & 1]);
-  if (ptx::lane_number() == 0) parts[state.warp] = best;
-  if (!synchronize_consumers(block, state)) return false;
-  if (state.warp != 0) return true;
+  auto* parts = reinterpret_cast<Best*>(shared().partial[partial_number]);
+  if (ptx::lane_number() == 0) parts[warp] = best;
+  if (!synchronize_consumers()) return leaving;
+  if (warp != 0) return done;
 
   auto* position = machine::operand<int32_t>(tile, isa::choose::position);
   auto* active = machine::operand<int32_t>(tile, isa::choose::active);
@@ -399,18 +475,17 @@ __device__ inline bool choose(const Block& block, const TileSlot& tile, Consumer
   const int32_t now = *position;
   const bool idle = *active == 0;
   if (now < 0 || now >= length) {
-    fault = 1;
-    return true;
+    return 1;
   }
   __syncwarp();
-  if (ptx::lane_number() != 0 || idle) return true;
+  if (ptx::lane_number() != 0 || idle) return done;
   for (uint32_t w = 1; w < machine::consumer_warps; ++w)
     take_better(best.value, best.index, parts[w].value, parts[w].index);
   if (best.index == INT32_MAX) best.index = indices[0];
   const int32_t next = now + 1;
   if (next == length) {
     *active = 0;
-    return true;
+    return done;
   }
   auto* tokens = machine::operand<int32_t>(tile, isa::choose::tokens);
   if (next >= *input<int32_t>(tile, isa::choose::prompt_length)) {
@@ -422,7 +497,7 @@ __device__ inline bool choose(const Block& block, const TileSlot& tile, Consumer
     }
   }
   *position = next;
-  return true;
+  return done;
 }
 
 }  // namespace mkrt::llm

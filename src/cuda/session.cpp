@@ -191,6 +191,8 @@ mkrt_status Session::execute(const device::ExecuteRequest& request, uint64_t* ou
   launch.queue_mode = request.queue_mode;
   launch.wait_limit_ns = request.wait_limit_ns;
   launch.timeline_value = value;
+  launch.trace = trace_memory_.address();
+  launch.trace_tiles = trace_tiles_;
   const uint32_t workers = executable_.rank().info.worker_count;
   LaunchAttribute cooperative{};
   // All blocks resident at once: in static mode each has tiles of its own that others wait for.
@@ -297,6 +299,35 @@ mkrt_status Session::read(uint32_t, uint32_t tensor, uint64_t offset, uint64_t s
 
 void* Session::tensor_address(uint32_t, uint32_t tensor) noexcept {
   return reinterpret_cast<void*>(memory_.address() + executable_.layout().tensor_offsets[tensor]);
+}
+
+void Session::trace(uint32_t tiles_per_worker) {
+  if (busy()) throw base::Failure(MKRT_ERROR_BUSY, "the session has work in flight");
+  const ContextScope scope(*executable_.rank().context);
+  trace_memory_ = DeviceMemory();
+  trace_tiles_ = 0;
+  if (tiles_per_worker == 0) return;
+  const uint64_t bytes =
+      uint64_t{executable_.rank().info.worker_count} * tiles_per_worker * sizeof(mkrt_trace_tile);
+  trace_memory_ = DeviceMemory(executable_.heap(), bytes, "a trace");
+  driver_.check(driver_.fill_bytes(trace_memory_.address(), 0, bytes, stream_.get()), "clear a trace");
+  driver_.check(driver_.stream_synchronize(stream_.get()), "clear a trace");
+  trace_tiles_ = tiles_per_worker;
+}
+
+mkrt_status Session::read_trace(uint32_t worker, uint32_t count, mkrt_trace_tile* out_tiles,
+                                mkrt_error* out_error) noexcept {
+  if (busy()) return report_busy(out_error);
+  if (worker >= executable_.rank().info.worker_count || count > trace_tiles_) {
+    return base::report(out_error, MKRT_ERROR_ARGUMENT, "the trace has %u tiles of each of %u workers", trace_tiles_,
+                        trace_tiles_ == 0 ? 0 : executable_.rank().info.worker_count);
+  }
+  const ContextScope scope(*executable_.rank().context);
+  const DevicePointer from =
+      trace_memory_.address() + uint64_t{worker} * trace_tiles_ * sizeof(mkrt_trace_tile);
+  Result result = driver_.copy_to_host(out_tiles, from, count * sizeof(mkrt_trace_tile), stream_.get());
+  if (result == result_success) result = driver_.stream_synchronize(stream_.get());
+  return result == result_success ? MKRT_OK : driver_error(driver_, result, "read a trace", 0, out_error);
 }
 
 }  // namespace mkrt::cuda

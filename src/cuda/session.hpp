@@ -28,6 +28,9 @@ class Session final : public device::Session {
   mkrt_status read(uint32_t rank, uint32_t tensor, uint64_t offset, uint64_t size, void* out_data,
                    mkrt_error* out_error) noexcept override;
   void* tensor_address(uint32_t rank, uint32_t tensor) noexcept override;
+  void trace(uint32_t tiles_per_worker) override;
+  mkrt_status read_trace(uint32_t worker, uint32_t count, mkrt_trace_tile* out_tiles,
+                         mkrt_error* out_error) noexcept override;
 
  private:
   // Pinned memory that the device writes and the host reads.
@@ -57,6 +60,8 @@ class Session final : public device::Session {
   DeviceMemory memory_;         // heap, control, epochs, tables
   uint64_t cleared_bytes_ = 0;  // heap, control and epochs: what a reset makes zero
   uint64_t control_offset_ = 0;
+  DeviceMemory trace_memory_;
+  uint32_t trace_tiles_ = 0;
   std::vector<mkrt_launch> launches_;  // one for each entry, complete but for what a request says
   std::vector<uint32_t> entry_of_;     // of the launches in flight, by timeline value modulo their number
   std::atomic<uint64_t> last_value_{0};

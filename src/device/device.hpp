@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/hooks.hpp"
+#include "mkrt/device/launch.h"
 #include "mkrt/mkrt.h"
 #include "package/program.hpp"
 
@@ -40,6 +41,14 @@ class Session {
   virtual mkrt_status read(uint32_t rank, uint32_t tensor, uint64_t offset, uint64_t size, void* out_data,
                            mkrt_error* out_error) noexcept = 0;
   virtual void* tensor_address(uint32_t rank, uint32_t tensor) noexcept = 0;
+
+  // From the next execute on, each writes when what happened to the first `tiles_per_worker` tiles of every worker;
+  // 0 ends it. Allocates; throws Failure (OUT_OF_MEMORY; UNSUPPORTED where the device does not trace).
+  virtual void trace(uint32_t tiles_per_worker);
+  // The last execute's trace of one worker: `count` tiles, zeros where it had fewer. MKRT_ERROR_BUSY while work is in
+  // flight, MKRT_ERROR_ARGUMENT beyond what is traced.
+  virtual mkrt_status read_trace(uint32_t worker, uint32_t count, mkrt_trace_tile* out_tiles,
+                                 mkrt_error* out_error) noexcept;
 };
 
 // A program bound to a mesh: images loaded, weights resident.
