@@ -141,11 +141,14 @@ __device__ bool for_each_page(const LinearShape& shape, uint32_t row_unit, uint3
 
 // ---- weight warp ----------------------------------------------------------------------------------------------------
 
+// A place in the ring of pages. Its size is kept here, in a register: the way from one page to the next is short.
 struct PageRing {
+  uint32_t count = launch().page_count;
   uint32_t place = 0;
   uint32_t phase = 0;
+
   __device__ void advance() {
-    if (++place == launch().page_count) {
+    if (++place == count) {
       place = 0;
       phase ^= 1;
     }
@@ -275,9 +278,10 @@ __device__ inline void finish_inputs(const LinearShape& shape, const InputPlan& 
 constexpr uint32_t warp_blocks = page_blocks / machine::consumer_warps;
 static_assert(warp_blocks == 4);
 
-// Turns the column blocks that this warp will multiply from f32 into a bf16 pair each, in place: 64 bytes of rounded
-// values, then 64 bytes of what rounding left. The pair keeps 16 bits of the mantissa, so that activations lose
-// nothing that f32 sums would show. Returns this lane's share of each sequence's sum of squares: lane b's of b.
+// Turns the column blocks that this warp will multiply from f32 into pairs of bf16, in place: in the 8 bytes of two
+// neighbouring columns their rounded values, then what rounding left. 16 bytes are then one operand of a product. The
+// pair keeps 16 bits of the mantissa, so that activations lose nothing that f32 sums would show. Returns this lane's
+// share of each sequence's sum of squares: lane b's of b.
 __device__ inline float split_activations(const LinearShape& shape, unsigned char* buffer, uint32_t column_unit,
                                           uint32_t warp) {
   const uint32_t lane = ptx::lane_number();
@@ -285,41 +289,41 @@ __device__ inline float split_activations(const LinearShape& shape, unsigned cha
   const uint32_t count = min(shape.columns - first_column, shape.columns_per_unit);
   const uint32_t blocks = (count + block_columns - 1) / block_columns;
   const auto* norm = reinterpret_cast<const float*>(buffer + shape.batch * shape.row_bytes);
-  // Half a warp takes a block, two columns a lane. Everything is read before anything is written: one synchronization
-  // for eight blocks.
-  constexpr uint32_t pairs = 4;
+  // Half a warp takes a block, two columns a lane, four blocks of which are on their way at once.
+  constexpr uint32_t at_once = 4;
   const uint32_t half_block = warp + lane / 16 * machine::consumer_warps;
   const uint32_t in_block = lane % 16 * 2;
   float mine = 0;
   for (uint32_t b = 0; b < shape.batch; ++b) {
     unsigned char* row = buffer + b * shape.row_bytes;
     float sum = 0;
-    for (uint32_t first = half_block; first - half_block + warp < blocks;
-         first += 2 * pairs * machine::consumer_warps) {
-      float2 value[pairs];
+    for (uint32_t first = half_block; first < blocks; first += at_once * 2 * machine::consumer_warps) {
+      float2 value[at_once];
+      float2 factor[at_once];
 #pragma unroll
-      for (uint32_t i = 0; i < pairs; ++i) {
+      for (uint32_t i = 0; i < at_once; ++i) {
         const uint32_t column = (first + i * 2 * machine::consumer_warps) * block_columns + in_block;
-        value[i] = make_float2(0.0f, 0.0f);
-        if (column < count) value[i] = *reinterpret_cast<const float2*>(row + column * 4);
+        // Reading behind the last column stays inside the block's shared memory; what is read there is not used.
+        value[i] = *reinterpret_cast<const float2*>(row + column * 4);
+        if (shape.norm) factor[i] = *reinterpret_cast<const float2*>(norm + column);
+        if (column >= count) value[i].x = 0;
         if (column + 1 >= count) value[i].y = 0;
-        sum += value[i].x * value[i].x + value[i].y * value[i].y;
-        if (shape.norm && column < count) {
-          const float2 factor = *reinterpret_cast<const float2*>(norm + column);
-          value[i].x *= factor.x;
-          value[i].y = column + 1 < count ? value[i].y * factor.y : 0;
-        }
       }
-      __syncwarp();
 #pragma unroll
-      for (uint32_t i = 0; i < pairs; ++i) {
-        const uint32_t c = first + i * 2 * machine::consumer_warps;
-        if (c >= blocks) break;
-        auto* pair = reinterpret_cast<__nv_bfloat162*>(row + c * 128);
+      for (uint32_t i = 0; i < at_once; ++i) {
+        const uint32_t column = (first + i * 2 * machine::consumer_warps) * block_columns + in_block;
+        sum += value[i].x * value[i].x + value[i].y * value[i].y;
+        if (shape.norm) {
+          value[i].x = column < count ? value[i].x * factor[i].x : 0;
+          value[i].y = column + 1 < count ? value[i].y * factor[i].y : 0;
+        }
         const __nv_bfloat162 rounded = __floats2bfloat162_rn(value[i].x, value[i].y);
         const float2 back = __bfloat1622float2(rounded);
-        pair[lane % 16] = rounded;
-        pair[16 + lane % 16] = __floats2bfloat162_rn(value[i].x - back.x, value[i].y - back.y);
+        const __nv_bfloat162 rest = __floats2bfloat162_rn(value[i].x - back.x, value[i].y - back.y);
+        if (first + i * 2 * machine::consumer_warps < blocks) {
+          *reinterpret_cast<uint2*>(row + column * 4) =
+              make_uint2(reinterpret_cast<const uint32_t&>(rounded), reinterpret_cast<const uint32_t&>(rest));
+        }
       }
     }
     if (shape.norm) {
@@ -332,38 +336,28 @@ __device__ inline float split_activations(const LinearShape& shape, unsigned cha
 }
 
 // The activations of one column block as the tensor cores want them: for a lane, eight neighbouring columns of one
-// sequence, rounded and what rounding left.
+// sequence. Rows 0 to 7 of a product are the rounded values of eight sequences, rows 8 to 15 what rounding left.
 struct Activations {
-  uint4 rounded{0, 0, 0, 0};
-  uint4 rest{0, 0, 0, 0};
+  uint4 even;  // columns 0 to 3 of the lane's eight
+  uint4 odd;   // columns 4 to 7
 };
-__device__ inline Activations load_activations(const unsigned char* x, bool there) {
-  Activations a;
-  if (there) {
-    a.rounded = *reinterpret_cast<const uint4*>(x);
-    a.rest = *reinterpret_cast<const uint4*>(x + 64);
-  }
-  return a;
+__device__ inline Activations load_activations(const unsigned char* x) {
+  return {*reinterpret_cast<const uint4*>(x), *reinterpret_cast<const uint4*>(x + 16)};
 }
 
-// Sums of a row block. Two products a column block go to sums of their own, so that they do not wait for each other.
+// Sums of a row block for eight sequences. The two products of a column block go to sums of their own, so that they do
+// not wait for each other.
 struct BlockSums {
   float even[4] = {0, 0, 0, 0};
   float odd[4] = {0, 0, 0, 0};
-};
 
-// Up to 8 sequences: rows 8 to 15 of the product are the rests, and cost nothing.
-__device__ inline void multiply_narrow(BlockSums& sums, const uint4& w, const Activations& a) {
-  ptx::multiply_bf16(sums.even, a.rounded.x, a.rest.x, a.rounded.y, a.rest.y, w.x, w.y);
-  ptx::multiply_bf16(sums.odd, a.rounded.z, a.rest.z, a.rounded.w, a.rest.w, w.z, w.w);
-}
-// Up to 16: rounded values and rests take a product each.
-__device__ inline void multiply_wide(BlockSums& sums, const uint4& w, const Activations& low, const Activations& high) {
-  ptx::multiply_bf16(sums.even, low.rounded.x, high.rounded.x, low.rounded.y, high.rounded.y, w.x, w.y);
-  ptx::multiply_bf16(sums.odd, low.rest.x, high.rest.x, low.rest.y, high.rest.y, w.x, w.y);
-  ptx::multiply_bf16(sums.even, low.rounded.z, high.rounded.z, low.rounded.w, high.rounded.w, w.z, w.w);
-  ptx::multiply_bf16(sums.odd, low.rest.z, high.rest.z, low.rest.w, high.rest.w, w.z, w.w);
-}
+  __device__ void add(const uint4& w, const Activations& a) {
+    ptx::multiply_bf16(even, a.even.x, a.even.y, a.even.z, a.even.w, w.x, w.y);
+    ptx::multiply_bf16(odd, a.odd.x, a.odd.y, a.odd.z, a.odd.w, w.z, w.w);
+  }
+  // Row `row` of two, for the lane's sequence.
+  __device__ float get(uint32_t row) const { return (even[row] + odd[row]) + (even[row + 2] + odd[row + 2]); }
+};
 
 // Place of (consumer warp, row block, sequence, row) in a partial buffer, in floats.
 __device__ inline uint32_t partial_place(uint32_t warp, uint32_t row_block, uint32_t sequence, uint32_t sequences) {
@@ -404,6 +398,7 @@ struct ConsumerState {
   uint32_t warp;
   uint32_t sequence = 0;  // of the tile, in this block
   PageRing pages;
+  const unsigned char* page_memory = machine::page(0);
   InputTracker inputs;
   uint32_t partials = 0;  // units handed to the store warps so far
   float squares = 0;      // lane b: this warp's share of sequence b's sum of squares
@@ -433,49 +428,79 @@ __device__ inline void end_partial(ConsumerState& state) {
   ++state.partials;
 }
 
-// Multiplies one 1024-column chunk of a unit: this warp's blocks of the pages of up to four row blocks. The
-// activations stay in registers from one row block to the next. A page has
-// `count` blocks.
-template <bool wide>
+// Two pages at a time: their waits and loads overlap, and four products a column block are on their way at once.
+constexpr uint32_t pages_at_once = 2;
+static_assert(unit_row_blocks % pages_at_once == 0);
+
+// Multiplies one chunk of a unit's columns, `count` blocks of at most 1024 columns: this warp's blocks of the pages of
+// up to four row blocks. `halves`: of sixteen sequences. The activations of one half stay in registers from page to
+// page; those of two would take too many.
+template <uint32_t halves>
 __device__ bool consume_chunk(const LinearShape& shape, ConsumerState& state, const unsigned char* activations,
-                              uint32_t count, uint32_t row_blocks, BlockSums (&sums)[unit_row_blocks]) {
+                              uint32_t count, uint32_t row_blocks, BlockSums (&sums)[halves][unit_row_blocks]) {
   const uint32_t lane = ptx::lane_number();
-  const uint32_t sequence = lane / 4;
-  const unsigned char* x = activations + sequence * shape.row_bytes + lane % 4 * 16;
-  const auto low_of = [&](uint32_t at) { return load_activations(x + at * 128, at < count && sequence < shape.batch); };
-  const auto high_of = [&](uint32_t at) {
-    return load_activations(x + 8 * shape.row_bytes + at * 128, at < count && sequence + 8 < shape.batch);
-  };
-  // Sixteen sequences' would take too many registers.
-  Activations kept[wide ? 1 : warp_blocks];
-  if constexpr (!wide) {
+  // Rows of a product do not mix: lanes without a sequence may compute anything, and take the last one's.
+  const unsigned char* x[halves];
 #pragma unroll
-    for (uint32_t i = 0; i < warp_blocks; ++i) kept[i] = low_of(i * machine::consumer_warps + state.warp);
+  for (uint32_t h = 0; h < halves; ++h) {
+    x[h] = activations + min(lane / 4 + 8 * h, shape.batch - 1) * shape.row_bytes + lane % 4 * 32;
+  }
+  // Beyond the chunk's last block there is nothing to multiply: block 0 stands in, with activations of zero.
+  uint32_t at[warp_blocks];
+#pragma unroll
+  for (uint32_t i = 0; i < warp_blocks; ++i) {
+    at[i] = i * machine::consumer_warps + state.warp;
+    if (at[i] >= count) at[i] = 0;
+  }
+  const auto activations_of = [&](uint32_t h, uint32_t i) {
+    Activations a = load_activations(x[h] + at[i] * 128);
+    if (count < page_blocks && i * machine::consumer_warps + state.warp >= count) a = Activations{};
+    return a;
+  };
+  Activations kept[halves == 1 ? warp_blocks : 1];
+  if constexpr (halves == 1) {
+#pragma unroll
+    for (uint32_t i = 0; i < warp_blocks; ++i) kept[i] = activations_of(0, i);
   }
 #pragma unroll
-  for (uint32_t r = 0; r < unit_row_blocks; ++r) {
+  for (uint32_t r = 0; r < unit_row_blocks; r += pages_at_once) {
     if (r >= row_blocks) break;
-    if (!machine::wait_warp(&shared().page_full[state.pages.place], state.pages.phase)) return false;
-    const unsigned char* page = machine::page(state.pages.place);
-    uint4 w[warp_blocks];
-#pragma unroll
-    for (uint32_t i = 0; i < warp_blocks; ++i) {
-      const uint32_t at = i * machine::consumer_warps + state.warp;
-      // What lies behind the page's end may be NaN, which a product with zero keeps.
-      w[i] = make_uint4(0, 0, 0, 0);
-      if (at < count) w[i] = *reinterpret_cast<const uint4*>(page + at * block_bytes + lane * 16);
-    }
-    // The weights are in registers: the page may be filled again while they are multiplied.
-    __syncwarp();
-    if (lane == 0) ptx::barrier_arrive(&shared().page_free[state.pages.place]);
+    const bool both = r + 1 < row_blocks;
+    const PageRing first = state.pages;
     state.pages.advance();
+    // Without a second page the first one is read twice, for sums that nobody looks at.
+    const PageRing second = both ? state.pages : first;
+    if (both) state.pages.advance();
+    const bool here = ptx::barrier_test(&shared().page_full[first.place], first.phase);
+    const bool second_here = ptx::barrier_test(&shared().page_full[second.place], second.phase);
+    if (!__all_sync(ptx::full_mask, here && second_here)) {
+      if (!machine::keep_waiting(&shared().page_full[first.place], first.phase)) return false;
+      if (!machine::keep_waiting(&shared().page_full[second.place], second.phase)) return false;
+    }
+    uint4 w[pages_at_once][warp_blocks];
+    const unsigned char* page = state.page_memory + first.place * machine::page_bytes + lane * 16;
+    const unsigned char* second_page = state.page_memory + second.place * machine::page_bytes + lane * 16;
 #pragma unroll
     for (uint32_t i = 0; i < warp_blocks; ++i) {
-      const uint32_t at = i * machine::consumer_warps + state.warp;
-      if constexpr (wide) {
-        multiply_wide(sums[r], w[i], low_of(at), high_of(at));
-      } else {
-        multiply_narrow(sums[r], w[i], kept[i]);
+      w[0][i] = *reinterpret_cast<const uint4*>(page + at[i] * block_bytes);
+      w[1][i] = *reinterpret_cast<const uint4*>(second_page + at[i] * block_bytes);
+    }
+    // The weights are in registers: the pages may be filled again while they are multiplied.
+    __syncwarp();
+    ptx::barrier_arrive_if(&shared().page_free[first.place], lane == 0);
+    ptx::barrier_arrive_if(&shared().page_free[second.place], lane == 0 && both);
+#pragma unroll
+    for (uint32_t h = 0; h < halves; ++h) {
+#pragma unroll
+      for (uint32_t i = 0; i < warp_blocks; ++i) {
+        Activations a;
+        if constexpr (halves == 1) {
+          a = kept[i];
+        } else {
+          a = activations_of(h, i);
+        }
+#pragma unroll
+        for (uint32_t p = 0; p < pages_at_once; ++p) sums[h][r + p].add(w[p][i], a);
       }
     }
   }
@@ -483,41 +508,38 @@ __device__ bool consume_chunk(const LinearShape& shape, ConsumerState& state, co
 }
 
 // Leaves a unit's sums in a partial buffer for the store warps.
-template <bool wide>
+template <uint32_t halves>
 __device__ void leave_sums(const LinearShape& shape, const ConsumerState& state,
-                           const BlockSums (&sums)[unit_row_blocks], uint32_t row_blocks, const Addend& addend) {
+                           const BlockSums (&sums)[halves][unit_row_blocks], uint32_t row_blocks,
+                           const Addend& addend) {
   const uint32_t number = state.partials & 1;
   auto* partial = reinterpret_cast<float*>(shared().partial[number]);
   const uint32_t lane = ptx::lane_number();
   const uint32_t sequence = lane / 4;
   const uint32_t row = lane % 4 * 2;
 #pragma unroll
-  for (uint32_t r = 0; r < unit_row_blocks; ++r) {
-    if (r >= row_blocks) break;
-    const float(&even)[4] = sums[r].even;
-    const float(&odd)[4] = sums[r].odd;
-    if constexpr (wide) {
-      float* to = partial + partial_place(state.warp, r, sequence, 16) + row;
-      *reinterpret_cast<float2*>(to) = make_float2(even[0] + odd[0], even[1] + odd[1]);
-      *reinterpret_cast<float2*>(to + 8 * block_rows) = make_float2(even[2] + odd[2], even[3] + odd[3]);
-    } else if (sequence < shape.batch) {
-      *reinterpret_cast<float2*>(partial + partial_place(state.warp, r, sequence, 8) + row) =
-          make_float2((even[0] + odd[0]) + (even[2] + odd[2]), (even[1] + odd[1]) + (even[3] + odd[3]));
+  for (uint32_t h = 0; h < halves; ++h) {
+#pragma unroll
+    for (uint32_t r = 0; r < unit_row_blocks; ++r) {
+      if (r >= row_blocks || sequence + 8 * h >= shape.batch) break;
+      *reinterpret_cast<float2*>(partial + partial_place(state.warp, r, sequence + 8 * h, 8 * halves) + row) =
+          make_float2(sums[h][r].get(0), sums[h][r].get(1));
     }
   }
   if (state.warp < row_blocks) {
     float(*to)[block_rows] = shared().addend[number][state.warp];
-    *reinterpret_cast<float2*>(&to[sequence][row]) =
-        make_float2(addend.bias[0] + addend.residual[0][0], addend.bias[1] + addend.residual[0][1]);
-    *reinterpret_cast<float2*>(&to[sequence + 8][row]) =
-        make_float2(addend.bias[0] + addend.residual[1][0], addend.bias[1] + addend.residual[1][1]);
+#pragma unroll
+    for (uint32_t h = 0; h < 2; ++h) {
+      *reinterpret_cast<float2*>(&to[sequence + 8 * h][row]) =
+          make_float2(addend.bias[0] + addend.residual[h][0], addend.bias[1] + addend.residual[h][1]);
+    }
   }
   if (lane < machine::maximum_batch) shared().sum_of_squares[number][state.warp][lane] = state.squares;
 }
 
-template <bool wide>
+template <uint32_t halves>
 __device__ bool consume_linear(const TileSlot& tile, const LinearShape& shape, ConsumerState& state) {
-  BlockSums sums[unit_row_blocks];
+  BlockSums sums[halves][unit_row_blocks];
   Addend addend;
   const bool same = state.inputs.same_inputs(tile, shape.places.x, shape.column_units == 1);
   return for_each_unit(shape, same, [&](uint32_t row_unit, uint32_t column_unit, bool fresh) {
@@ -528,7 +550,10 @@ __device__ bool consume_linear(const TileSlot& tile, const LinearShape& shape, C
     }
     if (column_unit == 0) {
 #pragma unroll
-      for (BlockSums& row : sums) row = BlockSums{};
+      for (auto& half : sums) {
+#pragma unroll
+        for (BlockSums& row : half) row = BlockSums{};
+      }
       addend = Addend{};
       if (state.warp < row_blocks) load_addend(tile, shape, row_unit * unit_row_blocks + state.warp, addend);
     }
@@ -543,13 +568,13 @@ __device__ bool consume_linear(const TileSlot& tile, const LinearShape& shape, C
     for (uint32_t at = 0; at < unit_blocks; at += page_blocks) {
       const uint32_t count = min(page_blocks, unit_blocks - at);
       const unsigned char* activations = buffer + at * 128;
-      const bool going = consume_chunk<wide>(shape, state, activations, count, row_blocks, sums);
+      const bool going = consume_chunk<halves>(shape, state, activations, count, row_blocks, sums);
       if (!going) return false;
     }
     if (column_unit + 1 != shape.column_units) return true;
     if (state.warp == 0) machine::trace(state.sequence, MKRT_TRACE_CONSUMED);
     if (!begin_partial(state)) return false;
-    leave_sums<wide>(shape, state, sums, row_blocks, addend);
+    leave_sums<halves>(shape, state, sums, row_blocks, addend);
     end_partial(state);
     return true;
   });

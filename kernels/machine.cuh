@@ -139,6 +139,7 @@ __device__ __noinline__ void give_up(uint32_t place, uint32_t status, uint32_t c
     out->value_wanted = wanted;
     out->fault = fault;
     out->waited_ns = waited_ns;
+    out->timeline_value = launch().timeline_value;
     // Release at system scope: a host that sees the status sees the rest.
     ptx::store_release_system(&out->status, status);
     const auto* delta = reinterpret_cast<const int64_t*>(launch().rank_delta);

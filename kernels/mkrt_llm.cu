@@ -122,7 +122,7 @@ __device__ void consumer_role(uint32_t warp) {
     bool going;
     if (is_linear(tile.record.opcode)) {
       const LinearShape shape = linear_shape(tile);
-      going = shape.batch > 8 ? consume_linear<true>(tile, shape, state) : consume_linear<false>(tile, shape, state);
+      going = shape.batch > 8 ? consume_linear<2>(tile, shape, state) : consume_linear<1>(tile, shape, state);
     } else {
       going = consume_small(walk.ring.place, state);
     }

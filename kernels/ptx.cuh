@@ -42,6 +42,14 @@ __device__ inline void barrier_arrive(uint64_t* barrier) {
   asm volatile("{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0]; }" ::"r"(shared_address(barrier))
                : "memory");
 }
+// The same for lanes where `enabled`, without a branch.
+__device__ inline void barrier_arrive_if(uint64_t* barrier, bool enabled) {
+  asm volatile(
+      "{ .reg .pred p; .reg .b64 state; setp.ne.u32 p, %1, 0; @p mbarrier.arrive.shared::cta.b64 state, [%0]; }" ::"r"(
+          shared_address(barrier)),
+      "r"(static_cast<uint32_t>(enabled))
+      : "memory");
+}
 // True when the phase of that parity is complete; acquire at block scope. May suspend for a short, bounded time.
 __device__ inline bool barrier_test(uint64_t* barrier, uint32_t parity) {
   uint32_t done;
