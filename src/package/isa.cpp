@@ -4,9 +4,6 @@
 #include <array>
 #include <utility>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "base/failure.hpp"
 #include "base/mapped_file.hpp"
 
@@ -288,7 +285,12 @@ class CanonicalBytes {
     add(static_cast<uint32_t>(elements.size()));
     for (const Element& element : elements) add_element(element);
   }
-  uint64_t hash() const { return XXH3_64bits(bytes_.data(), bytes_.size()); }
+  // FNV-1a of 64 bits: a few lines in any language, so that every tool that writes kernels can compute fingerprints.
+  uint64_t hash() const {
+    uint64_t hash = 0xcbf29ce484222325;
+    for (const char byte : bytes_) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3;
+    return hash;
+  }
 
  private:
   std::string bytes_;

@@ -21,7 +21,7 @@ IsaDefinition read_isa(const std::string& path);
 // Throws base::Failure (FORMAT) whose sentence names only the constraint; parse_isa adds the place.
 Constraint parse_constraint(std::string_view text, const OpcodeDefinition& opcode);
 
-// XXH3-64 over the definition, as specified; `isa.fingerprint` is not looked at.
+// FNV-1a (64 bits) over the definition, as specified; `isa.fingerprint` is not looked at.
 uint64_t compute_fingerprint(const IsaDefinition& isa);
 
 // The dtype that a package calls by `name` ("f32", "bf16", ...), if any, and the name of a dtype.
