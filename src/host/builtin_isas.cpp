@@ -9,4 +9,6 @@ std::span<const mkrt_host_isa* const> builtin_isas() noexcept {
   return isas;
 }
 
+const char* builtin_target() noexcept { return vector_target(); }
+
 }  // namespace mkrt::host

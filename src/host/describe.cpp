@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "host/host.hpp"
-#include "host/llm/llm.hpp"
+#include "host/isa.hpp"
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <sys/utsname.h>
@@ -66,7 +66,7 @@ void describe_host(uint32_t worker_count, mkrt_device_info* out_info) noexcept {
   info.struct_size = out_info->struct_size;
   info.kind = MKRT_DEVICE_HOST;
   info.worker_count = worker_count != 0 ? worker_count : std::max(1u, std::thread::hardware_concurrency());
-  copy_text(info.target, vector_target());
+  copy_text(info.target, builtin_target());
   try {
     copy_text(info.name, processor_name().c_str());
     describe_memory(info);

@@ -39,9 +39,13 @@ const mkrt_host_isa& find_isa(std::span<const mkrt_host_isa* const> isas, const 
   }
   const std::string wanted = base::text("the program needs instruction set ", base::quoted(definition.name),
                                         " with fingerprint ", hexadecimal(definition.fingerprint));
-  throw base::Failure(MKRT_ERROR_UNSUPPORTED, found.empty()
-                                                  ? wanted + "; no host code of that name is registered"
-                                                  : wanted + "; the host code of that name has fingerprint " + found);
+  if (!found.empty()) {
+    throw base::Failure(MKRT_ERROR_UNSUPPORTED, wanted + "; the host code of that name has fingerprint " + found);
+  }
+  const bool left_out = builtin_isas().empty() && definition.name == "mkrt.llm";
+  throw base::Failure(MKRT_ERROR_UNSUPPORTED,
+                      wanted + (left_out ? "; this build of mkrt has no host code of mkrt.llm, only CUDA devices run it"
+                                         : "; no host code of that name is registered"));
 }
 
 }  // namespace mkrt::host
