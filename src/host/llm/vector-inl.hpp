@@ -102,9 +102,9 @@ HWY_INLINE FloatVector exponential(FloatVector x) {
 // One float for each of `lanes` f16 numbers.
 HWY_INLINE FloatVector floats_of_f16(const std::byte* address) {
   const Floats d;
-#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_SSE4
-  // Highway's emulation takes infinities for numbers. Moving an f16's bits into a float's place makes a number that is
-  // 2^112 too small, subnormal ones too.
+#if HWY_TARGET != HWY_AVX3 && HWY_TARGET != HWY_AVX2 && !HWY_ARCH_ARM_A64
+  // No instruction for it, and Highway's emulation takes infinities for numbers. Moving an f16's bits into a float's
+  // place makes a number that is 2^112 too small, subnormal ones too.
   const Words words;
 #if HWY_TARGET == HWY_SCALAR
   uint16_t half;

@@ -34,16 +34,16 @@ bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
-// What Highway lets the compiler use for each target.
-bool has_sse4() {
+// What Highway lets the compiler use for each target. A target that the compiler may use anyway is not asked for.
+[[maybe_unused]] bool has_sse4() {
   return __builtin_cpu_supports("sse4.1") && __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul") &&
          __builtin_cpu_supports("aes");
 }
-bool has_avx2() {
+[[maybe_unused]] bool has_avx2() {
   return has_sse4() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
          __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma") && has_f16c();
 }
-bool has_avx3() {
+[[maybe_unused]] bool has_avx3() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
 }

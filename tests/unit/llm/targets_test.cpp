@@ -36,7 +36,8 @@ TEST_CASE("all targets have the same set with code of their own, and the best on
   }
 }
 
-#if defined(__x86_64__)
+// With flags such as -march=native the compiler's baseline is a target itself, and replaces those below it.
+#if defined(__x86_64__) && !defined(__SSE4_2__)
 TEST_CASE("a processor with AVX-512 or AVX2 gets code for it") {
   __builtin_cpu_init();
   std::set<std::string> names;
