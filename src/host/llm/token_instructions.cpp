@@ -20,13 +20,13 @@ uint64_t packed_row_end(uint64_t row, uint64_t column_blocks) noexcept {
   return ((row / block_rows + 1) * column_blocks - 1) * block_elements + (row % block_rows + 1) * block_columns;
 }
 
-// Largest value, the smallest index where values are equal; NaN never wins, and token 0 is chosen where nothing else is
-// there.
+// Index of the largest value, the smallest index where values are equal; NaN never wins, and the first index is taken
+// where nothing else is there.
 int32_t best_of(const Slice& values, const Slice& indices) noexcept {
   const uint64_t count = std::min(values.count, indices.count);
   bool found = false;
   float best_value = 0;
-  int32_t best_index = 0;
+  int32_t best_index = element<int32_t>(indices, 0, 0);
   for (uint64_t i = 0; i < count; ++i) {
     const float value = element<float>(values, 0, i);
     const int32_t index = element<int32_t>(indices, 0, i);
