@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/failure.hpp"
+#include "base/signals.hpp"
 
 namespace mkrt::cuda {
 
@@ -101,6 +102,7 @@ void upload(const std::shared_ptr<const DeviceContext>& context, std::span<const
   {
     std::vector<std::jthread> others;
     try {
+      const base::SignalsBlocked blocked;
       for (size_t thread = 1; thread < threads; ++thread) others.emplace_back(work, thread);
     } catch (const std::system_error&) {
       // The system gives no more threads: those that there are do everything.

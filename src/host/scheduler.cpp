@@ -9,6 +9,7 @@
 
 #include "base/failure.hpp"
 #include "base/report.hpp"
+#include "base/signals.hpp"
 #include "host/spin.hpp"
 #include "host/thread_setup.hpp"
 
@@ -55,7 +56,7 @@ Scheduler::~Scheduler() {
 
 void Scheduler::start_threads() {
   try {
-    const SignalsBlocked blocked;
+    const base::SignalsBlocked blocked;
     for (uint32_t rank = 0; rank < rank_count(); ++rank) {
       for (uint32_t worker = 0; worker < rank_workers_[rank]; ++worker) {
         threads_.emplace_back(&Scheduler::work, this, rank, worker);
