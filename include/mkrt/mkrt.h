@@ -28,7 +28,11 @@
  *    at a time, except for mkrt_session_query, mkrt_session_wait and mkrt_session_cancel, which any thread may call.
  *  - Strings are UTF-8 and end with a zero byte. Returned strings belong to the object that they were asked of.
  *  - The library never throws, aborts, exits, prints, installs handlers, or changes locale or environment. It creates
- *    threads only for a mesh with host ranks: as many as the mesh was asked to have.
+ *    threads only where it was asked to: the workers of a mesh with host ranks, and those of
+ *    mkrt_executable_desc.loader_threads, which end with that call.
+ *  - CUDA: the driver is opened by the first call that asks for devices (mkrt_runtime_device_count and _device_info, or
+ *    mkrt_mesh_create where CUDA is asked for or nothing in particular), once for each runtime. Every call leaves the
+ *    calling thread's current context as it was.
  */
 #ifndef MKRT_MKRT_H_
 #define MKRT_MKRT_H_
@@ -144,7 +148,9 @@ typedef struct mkrt_extension {
 } mkrt_extension;
 enum {
   /* mkrt_host_isa_extension of mkrt/host_isa.h, on mkrt_runtime_desc: instruction sets for host ranks. */
-  MKRT_EXTENSION_HOST_ISA = 1
+  MKRT_EXTENSION_HOST_ISA = 1,
+  /* mkrt_device_memory_extension, on mkrt_mesh_desc: where CUDA ranks take their memory from. */
+  MKRT_EXTENSION_DEVICE_MEMORY = 2
 };
 
 /* ---------------------------------------------------------------------------------------------------------------- */
@@ -187,7 +193,9 @@ MKRT_API void mkrt_runtime_destroy(mkrt_runtime* runtime);
 
 /* Kind of a device. */
 enum {
-  MKRT_DEVICE_DEFAULT = 0, /* the first CUDA device where there is one, the host otherwise */
+  /* The first CUDA device that a mesh can be made on (compute capability 8.0 or newer), otherwise the host, which is
+   * logged as a warning with the reason. */
+  MKRT_DEVICE_DEFAULT = 0,
   MKRT_DEVICE_HOST = 1,
   MKRT_DEVICE_CUDA = 2
 };
@@ -199,7 +207,7 @@ typedef struct mkrt_device_info {
   uint32_t ordinal;       /* number among the devices of its kind */
   uint32_t worker_count;  /* SMs, or logical processors of the host */
   uint64_t memory_bytes;  /* memory of the device */
-  uint64_t memory_free;   /* bytes free when asked */
+  uint64_t memory_free;   /* bytes free when asked; 0 for a CUDA device that is not asked about through a mesh */
   uint8_t uuid[16];       /* zero for the host */
   uint32_t compute_major; /* compute capability; 0 for the host */
   uint32_t compute_minor;
@@ -207,10 +215,12 @@ typedef struct mkrt_device_info {
   char target[32]; /* image target, such as "sm_90a", or the vector target, such as "AVX3" */
 } mkrt_device_info;
 
-/* Number of devices that can be used now, the host device included; always at least 1. Any thread.
- * Errors: HANDLE, ARGUMENT. Since 0.1. */
+/* Number of devices that can be used, the host device included; always at least 1. What keeps a CUDA driver or device
+ * from being used is in the error of a mesh that asks for it. Any thread. Errors: HANDLE, ARGUMENT, OUT_OF_MEMORY.
+ * Since 0.1. */
 MKRT_API mkrt_status mkrt_runtime_device_count(mkrt_runtime* runtime, uint32_t* out_count, mkrt_error* out_error);
-/* Describes device `index` (CUDA devices first, the host last). Errors: HANDLE, ARGUMENT, STRUCT_SIZE. Since 0.1. */
+/* Describes device `index` (CUDA devices first, the host last). Any thread. Errors: HANDLE, ARGUMENT, STRUCT_SIZE,
+ * OUT_OF_MEMORY. Since 0.1. */
 MKRT_API mkrt_status mkrt_runtime_device_info(mkrt_runtime* runtime, uint32_t index, mkrt_device_info* out_info,
                                               mkrt_error* out_error);
 
@@ -224,8 +234,8 @@ typedef struct mkrt_mesh mkrt_mesh;
 /* One rank of a mesh. All ranks of a mesh are of one kind. Since 0.1. */
 typedef struct mkrt_rank_desc {
   uint32_t struct_size;
-  uint32_t kind;    /* MKRT_DEVICE_...; DEFAULT takes what the first rank took */
-  uint32_t ordinal; /* CUDA: device number, used when `uuid` is zero. Host: ignored */
+  uint32_t kind;    /* MKRT_DEVICE_...; DEFAULT: the kind that another rank names, CUDA where a field below says so */
+  uint32_t ordinal; /* CUDA: device number, used when `uuid` is zero. Host, and all ranks DEFAULT: ignored */
   /* Host: number of threads of this rank, 0: the logical processors divided by the ranks, at least 1.
    * CUDA: largest number of SMs to use, 0: all. */
   uint32_t worker_count;
@@ -243,8 +253,29 @@ typedef struct mkrt_mesh_desc {
 } mkrt_mesh_desc;
 #define MKRT_MAX_RANKS 64
 
-/* Creates a mesh, and the worker threads of its host ranks. `desc` may be NULL for one rank on the default device.
- * Errors: HANDLE, ARGUMENT, STRUCT_SIZE, EXTENSION, DEVICE, OUT_OF_MEMORY, DRIVER. Any thread. Since 0.1. */
+/* Bytes of device memory for rank `rank`: the address, aligned to `alignment` (a power of two), or 0 where there are
+ * none. Called from the threads that create executables and sessions and start traces, with the rank's context current;
+ * must leave it current and must not call mkrt. Since 0.1. */
+typedef uint64_t (*mkrt_device_allocate_function)(void* user_data, uint32_t rank, uint64_t size_bytes,
+                                                  uint64_t alignment);
+/* Gives memory back when nothing on the device uses it any more. Called as above, from any thread that uses mkrt.
+ * Since 0.1. */
+typedef void (*mkrt_device_release_function)(void* user_data, uint32_t rank, uint64_t address, uint64_t size_bytes);
+
+/* On mkrt_mesh_desc.next: weights, sessions and traces of CUDA ranks lie in the application's memory. The struct is
+ * copied; the functions are called until the last object made from the mesh is gone. A mesh of host ranks refuses it
+ * with MKRT_ERROR_UNSUPPORTED. Since 0.1. */
+typedef struct mkrt_device_memory_extension {
+  mkrt_extension base;                    /* type MKRT_EXTENSION_DEVICE_MEMORY, struct_size of the whole */
+  void* user_data;                        /* passed to both */
+  mkrt_device_allocate_function allocate; /* not NULL */
+  mkrt_device_release_function release;   /* not NULL */
+} mkrt_device_memory_extension;
+
+/* Creates a mesh, and the worker threads of its host ranks. `desc` may be NULL for one rank on the default device. A
+ * mesh of CUDA ranks has one rank in this version; more are UNSUPPORTED, and a default mesh of more is on the host.
+ * Errors: HANDLE, ARGUMENT, STRUCT_SIZE, EXTENSION, UNSUPPORTED, DEVICE (no such device, or no driver: the message says
+ * why), OUT_OF_MEMORY, DRIVER. Any thread. Since 0.1. */
 MKRT_API mkrt_status mkrt_mesh_create(mkrt_runtime* runtime, const mkrt_mesh_desc* desc, mkrt_mesh** out_mesh,
                                       mkrt_error* out_error);
 MKRT_API void mkrt_mesh_destroy(mkrt_mesh* mesh);
@@ -373,10 +404,13 @@ typedef struct mkrt_executable mkrt_executable;
 /* Since 0.1. */
 typedef struct mkrt_executable_desc {
   uint32_t struct_size;
-  uint32_t reserved; /* zero */
+  /* Threads that bring weights to CUDA devices: the calling one and others that exist only during the call. 0: 1; at
+   * most MKRT_MAX_LOADER_THREADS. One reads cached files at about 10 GB/s, and each takes 8 MB of pinned memory. */
+  uint32_t loader_threads;
   const mkrt_extension* next;
   uint64_t memory_budget; /* most bytes of device memory a rank for weights and sessions together; 0: no limit */
 } mkrt_executable_desc;
+#define MKRT_MAX_LOADER_THREADS 64
 
 /* Makes a program ready to run on a mesh. Host ranks use the mapped weights in place. `desc` may be NULL.
  * Errors: HANDLE, ARGUMENT (program and mesh of different runtimes or rank counts), STRUCT_SIZE, EXTENSION,
@@ -443,8 +477,8 @@ MKRT_API mkrt_status mkrt_execute(mkrt_session* session, const mkrt_execute_desc
                                   mkrt_error* out_error);
 
 /* Value that the timeline has reached. Failed and cancelled executes count as reached; their status is returned, with
- * the sentence in `out_error`, until the session is reset; `*out_value` is written then too. Any thread. Errors: HANDLE, ARGUMENT, and what executes
- * report: DEADLINE, CANCELLED, FAULT, DRIVER, PEER. Since 0.1. */
+ * the sentence in `out_error`, until the session is reset; `*out_value` is written then too. Any thread. Errors:
+ * HANDLE, ARGUMENT, and what executes report: DEADLINE, CANCELLED, FAULT, DRIVER, PEER. Since 0.1. */
 MKRT_API mkrt_status mkrt_session_query(mkrt_session* session, uint64_t* out_value, mkrt_error* out_error);
 /* Waits until the timeline reaches `value`, for at most `timeout_ns` nanoseconds (UINT64_MAX: without a limit).
  * Any thread. Errors: as mkrt_session_query, TIMEOUT, ARGUMENT (a value that was never given out). Since 0.1. */
@@ -453,6 +487,44 @@ MKRT_API mkrt_status mkrt_session_wait(mkrt_session* session, uint64_t value, ui
 /* Makes everything in flight stop soon; it then reports MKRT_ERROR_CANCELLED. Nothing happens when nothing is in
  * flight. Any thread. Errors: HANDLE. Since 0.1. */
 MKRT_API mkrt_status mkrt_session_cancel(mkrt_session* session, mkrt_error* out_error);
+
+/* ---------------------------------------------------------------------------------------------------------------- */
+/* Trace                                                                                                            */
+/* ---------------------------------------------------------------------------------------------------------------- */
+
+/* What happened to a tile and when: indices of mkrt_trace_tile.time, in the order in which they come. */
+enum {
+  MKRT_TRACE_FETCHED = 0,       /* its number was known and there was room for it */
+  MKRT_TRACE_WEIGHTS_BEGIN = 1, /* its weights were asked for */
+  MKRT_TRACE_WEIGHTS_END = 2,   /* the last of them was on its way */
+  MKRT_TRACE_WAIT_BEGIN = 3,    /* the worker came to its waits */
+  MKRT_TRACE_WAIT_END = 4,      /* its counters were reached */
+  MKRT_TRACE_INPUTS = 5,        /* its inputs were there */
+  MKRT_TRACE_PREPARED = 6,      /* its inputs were prepared */
+  MKRT_TRACE_CONSUMED = 7,      /* the last of its weights was used */
+  MKRT_TRACE_STORE_BEGIN = 8,   /* its sums were there */
+  MKRT_TRACE_STORE_END = 9,     /* its results were stored */
+  MKRT_TRACE_SIGNALLED = 10,    /* its signals were sent, or left to the worker's next tile */
+  MKRT_TRACE_EVENTS = 14        /* room for more */
+};
+/* One tile of a trace. Times are nanoseconds of the device's clock, 0 for what does not happen to the tile. The device
+ * writes arrays of these, so the layout is fixed and has no struct_size. Since 0.1. */
+typedef struct mkrt_trace_tile {
+  uint32_t record; /* index in the entry */
+  uint32_t step;   /* of the execute */
+  uint64_t tile;   /* number inside the record */
+  uint64_t time[MKRT_TRACE_EVENTS];
+} mkrt_trace_tile;
+
+/* From the next execute on, each execute writes what happened to the first `tiles_per_worker` tiles of every worker,
+ * in device memory of 128 bytes a tile; 0 ends it. Traced executes take a few percent longer. Errors: HANDLE, BUSY,
+ * UNSUPPORTED (host devices do not trace), OUT_OF_MEMORY, DRIVER. Since 0.1. */
+MKRT_API mkrt_status mkrt_session_trace(mkrt_session* session, uint32_t tiles_per_worker, mkrt_error* out_error);
+/* Copies the first `count` tiles that worker `worker` ran in the last execute to `out_tiles`, in their order; all zero
+ * where it ran fewer. Errors: HANDLE, ARGUMENT (more than is traced, or no such worker), BUSY, UNSUPPORTED, DRIVER.
+ * Since 0.1. */
+MKRT_API mkrt_status mkrt_session_read_trace(mkrt_session* session, uint32_t worker, uint32_t count,
+                                             mkrt_trace_tile* out_tiles, mkrt_error* out_error);
 
 #ifdef __cplusplus
 }

@@ -231,8 +231,8 @@ class Mesh : public detail::Handle<mkrt_mesh, mkrt_mesh_destroy> {
   explicit Mesh(const Runtime& runtime) : Mesh(runtime, RankOptions{}) {}
   /* Creates a mesh of one rank. */
   Mesh(const Runtime& runtime, const RankOptions& rank) : Mesh(runtime, Span<const RankOptions>(&rank, 1)) {}
-  /* Creates a mesh with one rank for each description; at least one. */
-  Mesh(const Runtime& runtime, Span<const RankOptions> ranks) {
+  /* Creates a mesh with one rank for each description; at least one. `extensions`: a chain for mkrt_mesh_desc.next. */
+  Mesh(const Runtime& runtime, Span<const RankOptions> ranks, const mkrt_extension* extensions = nullptr) {
     std::vector<mkrt_rank_desc> descriptions;
     descriptions.reserve(ranks.size());
     for (const RankOptions& rank : ranks) {
@@ -248,6 +248,7 @@ class Mesh : public detail::Handle<mkrt_mesh, mkrt_mesh_destroy> {
     }
     mkrt_mesh_desc desc{};
     desc.struct_size = sizeof(desc);
+    desc.next = extensions;
     desc.rank_count = static_cast<uint32_t>(descriptions.size());
     desc.ranks = descriptions.data();
     mkrt_mesh* created = nullptr;
@@ -381,10 +382,12 @@ class Executable : public detail::Handle<mkrt_executable, mkrt_executable_destro
  public:
   using Handle::Handle;
   Executable() noexcept = default;
-  /* `memory_budget`: most bytes of device memory a rank, 0: no limit. */
-  Executable(const Program& program, const Mesh& mesh, uint64_t memory_budget = 0) {
+  /* `memory_budget`: most bytes of device memory a rank, 0: no limit. `loader_threads`: that bring weights to CUDA
+   * devices, the calling one included; 0: 1. */
+  Executable(const Program& program, const Mesh& mesh, uint64_t memory_budget = 0, uint32_t loader_threads = 0) {
     mkrt_executable_desc desc{};
     desc.struct_size = sizeof(desc);
+    desc.loader_threads = loader_threads;
     desc.memory_budget = memory_budget;
     mkrt_executable* created = nullptr;
     detail::call(mkrt_executable_create, program.get(), mesh.get(), &desc, &created);
@@ -481,6 +484,13 @@ class Session : public detail::Handle<mkrt_session, mkrt_session_destroy> {
   }
   /* Makes everything in flight stop soon. */
   void cancel() const { detail::call(mkrt_session_cancel, get()); }
+
+  /* Traces the first `tiles_per_worker` tiles of every worker from the next execute on; 0 ends it. */
+  void trace(uint32_t tiles_per_worker) { detail::call(mkrt_session_trace, get(), tiles_per_worker); }
+  /* The first tiles that a worker ran in the last execute, until `out_tiles` is full. */
+  void read_trace(uint32_t worker, Span<mkrt_trace_tile> out_tiles) const {
+    detail::call(mkrt_session_read_trace, get(), worker, static_cast<uint32_t>(out_tiles.size()), out_tiles.data());
+  }
 };
 
 }  // namespace mkrt

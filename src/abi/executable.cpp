@@ -10,15 +10,20 @@ mkrt_status mkrt_executable_create(mkrt_program* program, mkrt_mesh* mesh, const
     require_handle(program);
     require_handle(mesh);
     require_pointer(out_executable, "out_executable");
-    uint64_t memory_budget = 0;
+    mkrt::device::LoadOptions options;
     if (desc != nullptr) {
       require_size(desc->struct_size, sizeof(mkrt_executable_desc), "mkrt_executable_desc");
       require_no_extension(desc->next, "mkrt_executable_desc");
-      require_zero(desc->reserved, "mkrt_executable_desc.reserved");
-      memory_budget = desc->memory_budget;
+      if (desc->loader_threads > MKRT_MAX_LOADER_THREADS) {
+        throw mkrt::base::Failure(MKRT_ERROR_ARGUMENT,
+                                  mkrt::base::text("mkrt_executable_desc.loader_threads is ", desc->loader_threads,
+                                                   "; there are at most ", MKRT_MAX_LOADER_THREADS));
+      }
+      if (desc->loader_threads != 0) options.loader_threads = desc->loader_threads;
+      options.memory_budget = desc->memory_budget;
     }
     *out_executable = make_handle<mkrt_executable>(
-        program->instance, mkrt::runtime::create_executable(program->object, mesh->object, memory_budget));
+        program->instance, mkrt::runtime::create_executable(program->object, mesh->object, options));
   });
 }
 

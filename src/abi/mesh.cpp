@@ -13,7 +13,6 @@ std::vector<mkrt_rank_desc> ranks_of(const mkrt_mesh_desc* desc) {
   any.struct_size = sizeof(any);
   if (desc == nullptr) return {any};
   require_size(desc->struct_size, sizeof(mkrt_mesh_desc), "mkrt_mesh_desc");
-  require_no_extension(desc->next, "mkrt_mesh_desc");
   if (desc->rank_count > MKRT_MAX_RANKS) {
     throw base::Failure(MKRT_ERROR_ARGUMENT, base::text("mkrt_mesh_desc.rank_count is ", desc->rank_count,
                                                         "; a mesh has at most ", MKRT_MAX_RANKS));
@@ -30,6 +29,24 @@ std::vector<mkrt_rank_desc> ranks_of(const mkrt_mesh_desc* desc) {
   return ranks;
 }
 
+// NULL where the chain holds none.
+const mkrt_device_memory_extension* device_memory_of(const mkrt_mesh_desc* desc) {
+  const mkrt_device_memory_extension* found = nullptr;
+  for (const mkrt_extension* next = desc == nullptr ? nullptr : desc->next; next != nullptr; next = next->next) {
+    if (next->type != MKRT_EXTENSION_DEVICE_MEMORY) require_no_extension(next, "mkrt_mesh_desc");
+    // Refusing a second one also ends a chain that leads back to itself.
+    if (found != nullptr) {
+      throw base::Failure(MKRT_ERROR_ARGUMENT, "mkrt_mesh_desc.next holds MKRT_EXTENSION_DEVICE_MEMORY twice");
+    }
+    require_size(next->struct_size, sizeof(mkrt_device_memory_extension), "mkrt_device_memory_extension.base");
+    found = reinterpret_cast<const mkrt_device_memory_extension*>(next);
+    if (found->allocate == nullptr || found->release == nullptr) {
+      throw base::Failure(MKRT_ERROR_ARGUMENT, "mkrt_device_memory_extension has a function that is NULL");
+    }
+  }
+  return found;
+}
+
 }  // namespace
 }  // namespace mkrt::abi
 
@@ -41,7 +58,8 @@ mkrt_status mkrt_mesh_create(mkrt_runtime* runtime, const mkrt_mesh_desc* desc, 
     require_handle(runtime);
     require_pointer(out_mesh, "out_mesh");
     const std::vector<mkrt_rank_desc> ranks = ranks_of(desc);
-    *out_mesh = make_handle<mkrt_mesh>(runtime->instance, mkrt::runtime::create_mesh(runtime->object, ranks));
+    *out_mesh = make_handle<mkrt_mesh>(runtime->instance,
+                                       mkrt::runtime::create_mesh(runtime->object, ranks, device_memory_of(desc)));
   });
 }
 

@@ -1,5 +1,6 @@
-// The execute path: nothing here throws or allocates.
+// The execute path: nothing here throws or allocates, but for starting a trace.
 #include "abi/check.hpp"
+#include "abi/guard.hpp"
 #include "abi/handle.hpp"
 
 namespace mkrt::abi {
@@ -84,4 +85,18 @@ mkrt_status mkrt_session_cancel(mkrt_session* session, mkrt_error* out_error) {
   if (const mkrt_status status = check_session(session, out_error); status != MKRT_OK) return status;
   session->object->cancel();
   return MKRT_OK;
+}
+
+mkrt_status mkrt_session_trace(mkrt_session* session, uint32_t tiles_per_worker, mkrt_error* out_error) {
+  return guarded(out_error, [&] {
+    require_handle(session);
+    session->object->trace(tiles_per_worker);
+  });
+}
+
+mkrt_status mkrt_session_read_trace(mkrt_session* session, uint32_t worker, uint32_t count, mkrt_trace_tile* out_tiles,
+                                    mkrt_error* out_error) {
+  if (const mkrt_status status = check_session(session, out_error); status != MKRT_OK) return status;
+  if (out_tiles == nullptr && count > 0) return report_null("out_tiles", out_error);
+  return session->object->read_trace(worker, count, out_tiles, out_error);
 }

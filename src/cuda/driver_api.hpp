@@ -25,6 +25,7 @@ using Function = struct FunctionObject*;
 
 inline constexpr Result result_success = 0;
 inline constexpr Result result_out_of_memory = 2;
+inline constexpr Result result_not_found = 500;
 inline constexpr Result result_not_ready = 600;
 
 struct Uuid {

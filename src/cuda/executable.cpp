@@ -25,7 +25,7 @@ void check_limits(const package::Program& program) {
 }  // namespace
 
 Executable::Executable(std::shared_ptr<const base::Hooks> hooks, RankDevice rank,
-                       std::shared_ptr<const package::Program> program, uint64_t memory_budget)
+                       std::shared_ptr<const package::Program> program, const device::LoadOptions& options)
     : hooks_(std::move(hooks)),
       rank_(std::move(rank)),
       program_(std::move(program)),
@@ -37,11 +37,11 @@ Executable::Executable(std::shared_ptr<const base::Hooks> hooks, RankDevice rank
   const ContextScope scope(*rank_.context);
   rank_.context->driver().check(scope.result(), "make the device's context current");
   image_ = std::make_unique<LoadedImage>(rank_.context, *program_);
-  heap_ = std::make_shared<DeviceHeap>(rank_.context, memory_budget);
-  place_weights();
+  heap_ = std::make_shared<DeviceHeap>(rank_.context, options.memory_budget, rank_.allocator);
+  place_weights(options.loader_threads);
 }
 
-void Executable::place_weights() {
+void Executable::place_weights(uint32_t loader_threads) {
   weights_.assign(program_->tensors.size(), 0);
   if (layout_.weight_bytes == 0) return;
   weight_memory_ = DeviceMemory(heap_, layout_.weight_bytes, "the weights");
@@ -55,7 +55,7 @@ void Executable::place_weights() {
     offset += (tensor.size_bytes + memory::heap_alignment - 1) / memory::heap_alignment * memory::heap_alignment;
   }
   const auto begin = std::chrono::steady_clock::now();
-  upload(rank_.context, transfers, 1);
+  upload(rank_.context, transfers, loader_threads);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   hooks_->log(
       MKRT_LOG_INFO,

@@ -19,7 +19,7 @@ class Executable final : public device::Executable {
  public:
   // Returns when the weights are on the device. Throws Failure.
   Executable(std::shared_ptr<const base::Hooks> hooks, RankDevice rank, std::shared_ptr<const package::Program> program,
-             uint64_t memory_budget);
+             const device::LoadOptions& options);
 
   std::unique_ptr<device::Session> create_session() override;
 
@@ -34,7 +34,7 @@ class Executable final : public device::Executable {
   std::span<const uint64_t> totals(size_t entry) const noexcept { return totals_[entry]; }
 
  private:
-  void place_weights();
+  void place_weights(uint32_t loader_threads);
 
   std::shared_ptr<const base::Hooks> hooks_;
   RankDevice rank_;

@@ -8,6 +8,7 @@
 
 #include "base/failure.hpp"
 #include "base/mapped_file.hpp"
+#include "cuda/memory.hpp"
 
 namespace mkrt::cuda {
 
@@ -151,10 +152,14 @@ void LoadedImage::check(const package::Program& program, const std::string& file
   };
   DevicePointer address = 0;
   size_t size = 0;
-  if (driver.module_global(&address, &size, module_, "mkrt_image") != result_success) refuse("has no mkrt_image");
+  const Result found = driver.module_global(&address, &size, module_, "mkrt_image");
+  if (found == result_not_found) refuse("has no mkrt_image");
+  driver.check(found, "look for mkrt_image");
   if (size != sizeof(mkrt_image_info)) refuse("describes itself in a form that this library does not know");
-  driver.check(driver.copy_to_host(&info_, address, sizeof(info_), nullptr), "read the image's description");
-  driver.check(driver.stream_synchronize(nullptr), "read the image's description");
+  // A stream of its own: the context's default stream would wait for the application's.
+  const StreamHandle stream(context_, nullptr);
+  driver.check(driver.copy_to_host(&info_, address, sizeof(info_), stream.get()), "read the image's description");
+  driver.check(driver.stream_synchronize(stream.get()), "read the image's description");
   if (info_.launch_version != MKRT_LAUNCH_VERSION || info_.launch_size != sizeof(mkrt_launch) ||
       info_.record_size != sizeof(mkrt_record)) {
     refuse(base::text("was built for launch interface ", info_.launch_version, ", this library has ",
@@ -168,7 +173,9 @@ void LoadedImage::check(const package::Program& program, const std::string& file
   if (info_.page_bytes == 0 || info_.minimum_pages == 0 || info_.maximum_pages < info_.minimum_pages) {
     refuse("asks for an impossible ring of pages");
   }
-  if (driver.module_function(&kernel_, module_, "mkrt_run") != result_success) refuse("has no kernel mkrt_run");
+  const Result kernel_found = driver.module_function(&kernel_, module_, "mkrt_run");
+  if (kernel_found == result_not_found) refuse("has no kernel mkrt_run");
+  driver.check(kernel_found, "look for mkrt_run");
   int threads = 0;
   driver.check(driver.function_attribute(&threads, function_max_threads_per_block, kernel_), "ask for the block size");
   if (info_.block_size > static_cast<uint32_t>(threads)) {

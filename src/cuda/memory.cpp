@@ -7,30 +7,64 @@
 
 namespace mkrt::cuda {
 
+// What the driver's own allocations have; tensors, tables and bulk copies rely on it.
+constexpr uint64_t allocation_alignment = 256;
+
 DevicePointer DeviceHeap::allocate(uint64_t bytes, const char* what) {
-  const Driver& driver = context_->driver();
+  // Relaxed: only the sum matters.
   const uint64_t before = used_.fetch_add(bytes, std::memory_order_relaxed);
-  if (budget_ != 0 && (bytes > budget_ || before > budget_ - bytes)) {
+  try {
+    if (budget_ != 0 && (bytes > budget_ || before > budget_ - bytes)) {
+      throw base::Failure(MKRT_ERROR_OUT_OF_MEMORY,
+                          base::text(what, " need ", bytes, " bytes, and ", before, " of the ", budget_,
+                                     " bytes of the memory budget are in use"));
+    }
+    return allocator_.allocate != nullptr ? take_from_application(bytes, what) : take(bytes, what);
+  } catch (...) {
     used_.fetch_sub(bytes, std::memory_order_relaxed);
-    throw base::Failure(MKRT_ERROR_OUT_OF_MEMORY, base::text(what, " need ", bytes, " bytes, and ", before, " of the ",
-                                                             budget_, " bytes of the memory budget are in use"));
+    throw;
   }
+}
+
+DevicePointer DeviceHeap::take(uint64_t bytes, const char* what) {
+  const Driver& driver = context_->driver();
   DevicePointer address = 0;
   const Result result = driver.memory_allocate(&address, bytes);
   if (result == result_success) return address;
-  used_.fetch_sub(bytes, std::memory_order_relaxed);
   if (result != result_out_of_memory) driver.check(result, base::text("allocate device memory for ", what));
   size_t free = 0;
   size_t total = 0;
-  driver.memory_info(&free, &total);
-  throw base::Failure(MKRT_ERROR_OUT_OF_MEMORY, base::text(what, " need ", bytes, " bytes, and ", free,
-                                                           " of the device's ", total, " bytes are free"))
+  const bool known = driver.memory_info(&free, &total) == result_success;
+  throw base::Failure(
+      MKRT_ERROR_OUT_OF_MEMORY,
+      known ? base::text(what, " need ", bytes, " bytes, and ", free, " of the device's ", total, " bytes are free")
+            : base::text(what, " need ", bytes, " bytes, which the device does not have"))
       .with_driver_code(result);
+}
+
+DevicePointer DeviceHeap::take_from_application(uint64_t bytes, const char* what) {
+  const uint64_t address = allocator_.allocate(allocator_.user_data, allocator_.rank, bytes, allocation_alignment);
+  if (address == 0) {
+    throw base::Failure(
+        MKRT_ERROR_OUT_OF_MEMORY,
+        base::text(what, " need ", bytes, " bytes, which the application's device memory did not give"));
+  }
+  if (address % allocation_alignment != 0) {
+    allocator_.release(allocator_.user_data, allocator_.rank, address, bytes);
+    throw base::Failure(MKRT_ERROR_ARGUMENT,
+                        base::text("the application gave device memory at ", address, " for ", what,
+                                   ", which is not aligned to ", allocation_alignment, " bytes"));
+  }
+  return address;
 }
 
 void DeviceHeap::release(DevicePointer address, uint64_t bytes) noexcept {
   const ContextScope scope(*context_);
-  context_->driver().memory_free(address);
+  if (allocator_.release != nullptr) {
+    allocator_.release(allocator_.user_data, allocator_.rank, address, bytes);
+  } else {
+    context_->driver().memory_free(address);
+  }
   used_.fetch_sub(bytes, std::memory_order_relaxed);
 }
 

@@ -7,25 +7,39 @@
 #include <memory>
 
 #include "cuda/context.hpp"
+#include "mkrt/mkrt.h"
 
 namespace mkrt::cuda {
 
-// Where a rank's device memory comes from: the driver, within a budget.
+// The application's device memory, for one rank; without functions: the driver's.
+struct DeviceAllocator {
+  mkrt_device_allocate_function allocate = nullptr;
+  mkrt_device_release_function release = nullptr;
+  void* user_data = nullptr;
+  uint32_t rank = 0;
+};
+
+// Where a rank's device memory comes from: the driver or the application, within a budget.
 class DeviceHeap {
  public:
   // `budget` in bytes; 0: none.
-  DeviceHeap(std::shared_ptr<const DeviceContext> context, uint64_t budget) noexcept
-      : context_(std::move(context)), budget_(budget) {}
+  DeviceHeap(std::shared_ptr<const DeviceContext> context, uint64_t budget, const DeviceAllocator& allocator) noexcept
+      : context_(std::move(context)), budget_(budget), allocator_(allocator) {}
 
-  // A context must be current. Throws Failure(OUT_OF_MEMORY) with what was asked for, used, and allowed or free.
+  // The context must be current. Throws Failure(OUT_OF_MEMORY) with what was asked for, used, and allowed or free, and
+  // Failure(ARGUMENT) where the application's function gives an address that is not aligned.
   DevicePointer allocate(uint64_t bytes, const char* what);
   void release(DevicePointer address, uint64_t bytes) noexcept;
 
   const std::shared_ptr<const DeviceContext>& context() const noexcept { return context_; }
 
  private:
+  DevicePointer take(uint64_t bytes, const char* what);
+  DevicePointer take_from_application(uint64_t bytes, const char* what);
+
   std::shared_ptr<const DeviceContext> context_;
   uint64_t budget_;
+  DeviceAllocator allocator_;
   std::atomic<uint64_t> used_{0};
 };
 

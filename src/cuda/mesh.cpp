@@ -115,13 +115,19 @@ void describe_device(const std::shared_ptr<const Driver>& driver, uint32_t ordin
 }
 
 std::unique_ptr<device::Mesh> create_mesh(std::shared_ptr<const base::Hooks> hooks,
-                                          std::shared_ptr<const Driver> driver, std::span<const mkrt_rank_desc> ranks) {
+                                          std::shared_ptr<const Driver> driver, std::span<const mkrt_rank_desc> ranks,
+                                          const mkrt_device_memory_extension* device_memory) {
   if (ranks.size() != 1) {
     throw base::Failure(MKRT_ERROR_UNSUPPORTED,
                         base::text("a CUDA mesh has one rank, ", ranks.size(), " were asked for"));
   }
   std::vector<RankDevice> devices;
   for (const mkrt_rank_desc& rank : ranks) devices.push_back(open_rank(driver, rank));
+  if (device_memory != nullptr) {
+    for (uint32_t rank = 0; rank < devices.size(); ++rank) {
+      devices[rank].allocator = {device_memory->allocate, device_memory->release, device_memory->user_data, rank};
+    }
+  }
   return std::make_unique<Mesh>(std::move(hooks), std::move(devices));
 }
 
@@ -137,8 +143,8 @@ void Mesh::describe(uint32_t rank, mkrt_device_info* out_info) const noexcept {
 }
 
 std::unique_ptr<device::Executable> Mesh::load(std::shared_ptr<const package::Program> program,
-                                               uint64_t memory_budget) {
-  return std::make_unique<Executable>(hooks_, ranks_.front(), std::move(program), memory_budget);
+                                               const device::LoadOptions& options) {
+  return std::make_unique<Executable>(hooks_, ranks_.front(), std::move(program), options);
 }
 
 }  // namespace mkrt::cuda

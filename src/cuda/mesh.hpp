@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/hooks.hpp"
-#include "cuda/context.hpp"
+#include "cuda/memory.hpp"
 #include "device/device.hpp"
 #include "mkrt/mkrt.h"
 
@@ -17,6 +17,7 @@ struct RankDevice {
   std::shared_ptr<const DeviceContext> context;
   Stream adopted_stream = nullptr;  // of the host application; null: a stream of each session's own
   mkrt_device_info info{};          // worker_count: what the rank may use
+  DeviceAllocator allocator;
 };
 
 class Mesh final : public device::Mesh {
@@ -27,7 +28,7 @@ class Mesh final : public device::Mesh {
   uint32_t rank_count() const noexcept override { return static_cast<uint32_t>(ranks_.size()); }
   void describe(uint32_t rank, mkrt_device_info* out_info) const noexcept override;
   std::unique_ptr<device::Executable> load(std::shared_ptr<const package::Program> program,
-                                           uint64_t memory_budget) override;
+                                           const device::LoadOptions& options) override;
 
  private:
   std::shared_ptr<const base::Hooks> hooks_;

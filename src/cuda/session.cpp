@@ -42,6 +42,7 @@ Session::Session(Executable& executable)
       entry_of_(most_in_flight, 0) {
   const ContextScope scope(*executable_.rank().context);
   driver_.check(scope.result(), "make the device's context current");
+  mailbox_->abort_word = MKRT_ERROR_CANCELLED;
   plan_memory();
   encode();
   clear("clear a new session");
@@ -166,7 +167,7 @@ mkrt_status Session::status(mkrt_error* out_error) const noexcept {
 mkrt_status Session::fill_report(const mkrt_report& report, mkrt_error* out_error) const noexcept {
   if (out_error == nullptr) return static_cast<mkrt_status>(report.status);
   const package::Program& program = executable_.program();
-  const package::Entry& entry = program.entries[entry_of_[(completed()) % most_in_flight]];
+  const package::Entry& entry = program.entries[entry_of_[report.timeline_value % most_in_flight]];
   const device::TilePlace place{report.rank, report.sm, "SM", report.record, report.tile, report.step};
   if (report.status == MKRT_ERROR_DEADLINE) {
     device::fill_deadline(entry, place, {report.counter, report.value_seen, report.value_wanted, report.waited_ns},
@@ -179,12 +180,14 @@ mkrt_status Session::fill_report(const mkrt_report& report, mkrt_error* out_erro
 
 mkrt_status Session::execute(const device::ExecuteRequest& request, uint64_t* out_value,
                              mkrt_error* out_error) noexcept {
+  // Before the status: a launch that failed reports before it completes, so its place in entry_of_ is not taken again.
+  const uint64_t done = completed();
   if (status(nullptr) != MKRT_OK) {
     return base::report(out_error, MKRT_ERROR_SESSION_FAILED,
                         "an earlier execute of the session failed or was cancelled; reset the session first");
   }
   const uint64_t value = last_value_.load(std::memory_order_relaxed) + 1;
-  if (value - completed() > most_in_flight) return report_busy(out_error);
+  if (value - done > most_in_flight) return report_busy(out_error);
 
   mkrt_launch launch = launches_[request.entry];
   launch.step_count = request.step_count;
@@ -209,9 +212,14 @@ mkrt_status Session::execute(const device::ExecuteRequest& request, uint64_t* ou
   void* parameters[] = {&launch};
 
   const ContextScope scope(*executable_.rank().context);
-  const Result result = driver_.launch(&config, executable_.image().kernel(), parameters, nullptr);
+  Result result = result_success;
+  if (trace_tiles_ != 0) {
+    result = driver_.fill_bytes(trace_memory_.address(), 0, trace_memory_.size(), stream_.get());
+    if (result != result_success) return driver_error(driver_, result, "clear the trace", 0, out_error);
+  }
+  entry_of_[value % most_in_flight] = request.entry;  // before the launch, whose report needs it
+  result = driver_.launch(&config, executable_.image().kernel(), parameters, nullptr);
   if (result != result_success) return driver_error(driver_, result, "launch the kernel", 0, out_error);
-  entry_of_[value % most_in_flight] = request.entry;
   last_value_.store(value, std::memory_order_relaxed);
   if (out_value != nullptr) *out_value = value;
   return MKRT_OK;
@@ -223,6 +231,10 @@ mkrt_status Session::query(uint64_t* out_value, mkrt_error* out_error) noexcept 
 }
 
 mkrt_status Session::wait(uint64_t value, uint64_t timeout_ns, mkrt_error* out_error) noexcept {
+  if (value > last_value_.load(std::memory_order_relaxed)) {
+    return base::report(out_error, MKRT_ERROR_ARGUMENT, "timeline value %llu was never given out",
+                        static_cast<unsigned long long>(value));
+  }
   using Clock = std::chrono::steady_clock;
   const Clock::time_point begin = Clock::now();
   const auto elapsed = [&] {
@@ -256,23 +268,27 @@ mkrt_status Session::wait(uint64_t value, uint64_t timeout_ns, mkrt_error* out_e
 }
 
 void Session::cancel() noexcept {
+  const std::lock_guard lock(cancel_mutex_);
   if (!busy()) return;
   cancelled_.store(true, std::memory_order_relaxed);
-  mailbox_->abort_word = MKRT_ERROR_CANCELLED;
   const ContextScope scope(*executable_.rank().context);
   driver_.copy_to_device(memory_.address() + control_offset_ + offsetof(mkrt_control, abort), &mailbox_->abort_word,
                          sizeof(uint32_t), cancel_stream_.get());
 }
 
 mkrt_status Session::reset(mkrt_error* out_error) noexcept {
-  const ContextScope scope(*executable_.rank().context);
+  // A cancel that comes late must not hit the next execute: it is over before the control words become zero.
+  const std::lock_guard lock(cancel_mutex_);
   if (driver_failure_.load(std::memory_order_relaxed) == result_success && busy()) return report_busy(out_error);
-  // A cancel that came late must not hit the next execute.
+  const ContextScope scope(*executable_.rank().context);
   Result result = driver_.stream_synchronize(cancel_stream_.get());
   if (result == result_success) result = driver_.fill_bytes(memory_.address(), 0, cleared_bytes_, stream_.get());
   if (result == result_success) result = driver_.stream_synchronize(stream_.get());
   if (result != result_success) return driver_error(driver_, result, "reset the session", 0, out_error);
   std::memset(&mailbox_->report, 0, sizeof(mailbox_->report));
+  // The stream is idle. A launch that the driver gave up on did not say so: its value counts as reached.
+  std::atomic_ref(mailbox_->timeline).store(last_value_.load(std::memory_order_relaxed), std::memory_order_release);
+  driver_failure_.store(result_success, std::memory_order_relaxed);
   cancelled_.store(false, std::memory_order_relaxed);
   return MKRT_OK;
 }
@@ -280,6 +296,7 @@ mkrt_status Session::reset(mkrt_error* out_error) noexcept {
 mkrt_status Session::write(uint32_t, uint32_t tensor, uint64_t offset, const void* data, uint64_t size,
                            mkrt_error* out_error) noexcept {
   if (busy()) return report_busy(out_error);
+  if (size == 0) return MKRT_OK;
   const ContextScope scope(*executable_.rank().context);
   const DevicePointer to = memory_.address() + executable_.layout().tensor_offsets[tensor] + offset;
   Result result = driver_.copy_to_device(to, data, size, stream_.get());
@@ -290,6 +307,7 @@ mkrt_status Session::write(uint32_t, uint32_t tensor, uint64_t offset, const voi
 mkrt_status Session::read(uint32_t, uint32_t tensor, uint64_t offset, uint64_t size, void* out_data,
                           mkrt_error* out_error) noexcept {
   if (busy()) return report_busy(out_error);
+  if (size == 0) return MKRT_OK;
   const ContextScope scope(*executable_.rank().context);
   const DevicePointer from = memory_.address() + executable_.layout().tensor_offsets[tensor] + offset;
   Result result = driver_.copy_to_host(out_data, from, size, stream_.get());
@@ -307,24 +325,23 @@ void Session::trace(uint32_t tiles_per_worker) {
   trace_memory_ = DeviceMemory();
   trace_tiles_ = 0;
   if (tiles_per_worker == 0) return;
-  const uint64_t bytes =
-      uint64_t{executable_.rank().info.worker_count} * tiles_per_worker * sizeof(mkrt_trace_tile);
+  const uint64_t bytes = uint64_t{executable_.rank().info.worker_count} * tiles_per_worker * sizeof(mkrt_trace_tile);
   trace_memory_ = DeviceMemory(executable_.heap(), bytes, "a trace");
-  driver_.check(driver_.fill_bytes(trace_memory_.address(), 0, bytes, stream_.get()), "clear a trace");
-  driver_.check(driver_.stream_synchronize(stream_.get()), "clear a trace");
+  driver_.check(driver_.fill_bytes(trace_memory_.address(), 0, bytes, stream_.get()), "clear the trace");
+  driver_.check(driver_.stream_synchronize(stream_.get()), "clear the trace");
   trace_tiles_ = tiles_per_worker;
 }
 
 mkrt_status Session::read_trace(uint32_t worker, uint32_t count, mkrt_trace_tile* out_tiles,
                                 mkrt_error* out_error) noexcept {
   if (busy()) return report_busy(out_error);
+  if (count == 0) return MKRT_OK;
   if (worker >= executable_.rank().info.worker_count || count > trace_tiles_) {
     return base::report(out_error, MKRT_ERROR_ARGUMENT, "the trace has %u tiles of each of %u workers", trace_tiles_,
                         trace_tiles_ == 0 ? 0 : executable_.rank().info.worker_count);
   }
   const ContextScope scope(*executable_.rank().context);
-  const DevicePointer from =
-      trace_memory_.address() + uint64_t{worker} * trace_tiles_ * sizeof(mkrt_trace_tile);
+  const DevicePointer from = trace_memory_.address() + uint64_t{worker} * trace_tiles_ * sizeof(mkrt_trace_tile);
   Result result = driver_.copy_to_host(out_tiles, from, count * sizeof(mkrt_trace_tile), stream_.get());
   if (result == result_success) result = driver_.stream_synchronize(stream_.get());
   return result == result_success ? MKRT_OK : driver_error(driver_, result, "read a trace", 0, out_error);

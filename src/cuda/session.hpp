@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <mutex>
 #include <vector>
 
 #include "cuda/executable.hpp"
@@ -37,7 +38,7 @@ class Session final : public device::Session {
   struct Mailbox {
     uint64_t timeline;  // value that the last finished launch stored
     mkrt_report report;
-    uint32_t abort_word;  // what a cancel copies to the device
+    uint32_t abort_word;  // what a cancel copies to the device; constant
   };
 
   void plan_memory();
@@ -65,6 +66,7 @@ class Session final : public device::Session {
   std::vector<mkrt_launch> launches_;  // one for each entry, complete but for what a request says
   std::vector<uint32_t> entry_of_;     // of the launches in flight, by timeline value modulo their number
   std::atomic<uint64_t> last_value_{0};
+  std::mutex cancel_mutex_;  // a cancel and a reset do not overlap
   std::atomic<bool> cancelled_{false};
   std::atomic<Result> driver_failure_{result_success};  // what the stream reported, once it did
 };

@@ -58,14 +58,21 @@ class Executable {
   virtual std::unique_ptr<Session> create_session() = 0;
 };
 
+// How a program is loaded.
+struct LoadOptions {
+  uint64_t memory_budget = 0;   // most bytes a rank for weights and sessions together; 0: no limit
+  uint32_t loader_threads = 1;  // that bring weights to the device: the calling one, and others that end with the call
+};
+
 // Devices, one a rank, of one kind.
 class Mesh {
  public:
   virtual ~Mesh() = default;
   virtual uint32_t rank_count() const noexcept = 0;
   virtual void describe(uint32_t rank, mkrt_device_info* out_info) const noexcept = 0;
-  // `program` outlives the executable. `memory_budget` in bytes a rank, 0: none.
-  virtual std::unique_ptr<Executable> load(std::shared_ptr<const package::Program> program, uint64_t memory_budget) = 0;
+  // `program` outlives the executable.
+  virtual std::unique_ptr<Executable> load(std::shared_ptr<const package::Program> program,
+                                           const LoadOptions& options) = 0;
 };
 
 }  // namespace mkrt::device

@@ -41,13 +41,13 @@ void Mesh::describe(uint32_t rank, mkrt_device_info* out_info) const noexcept {
 }
 
 std::unique_ptr<device::Executable> Mesh::load(std::shared_ptr<const package::Program> program,
-                                               uint64_t memory_budget) {
+                                               const device::LoadOptions& options) {
   if (program->rank_count != rank_count()) {
     throw base::Failure(MKRT_ERROR_ARGUMENT, base::text("the program is written for ", program->rank_count,
                                                         " ranks, the mesh has ", rank_count()));
   }
   const mkrt_host_isa& isa = find_isa(isas_, program->isa);
-  return std::make_unique<Executable>(hooks_, scheduler_, std::move(program), isa, memory_budget);
+  return std::make_unique<Executable>(hooks_, scheduler_, std::move(program), isa, options.memory_budget);
 }
 
 std::unique_ptr<device::Mesh> create_mesh(std::shared_ptr<const base::Hooks> hooks,

@@ -21,7 +21,7 @@ class Mesh final : public device::Mesh {
   uint32_t rank_count() const noexcept override { return scheduler_.rank_count(); }
   void describe(uint32_t rank, mkrt_device_info* out_info) const noexcept override;
   std::unique_ptr<device::Executable> load(std::shared_ptr<const package::Program> program,
-                                           uint64_t memory_budget) override;
+                                           const device::LoadOptions& options) override;
 
  private:
   std::shared_ptr<const base::Hooks> hooks_;

@@ -8,7 +8,7 @@
 namespace mkrt::runtime {
 
 std::shared_ptr<Executable> create_executable(std::shared_ptr<Program> program, std::shared_ptr<Mesh> mesh,
-                                              uint64_t memory_budget) {
+                                              const device::LoadOptions& options) {
   if (program->runtime() != mesh->runtime()) {
     throw base::Failure(MKRT_ERROR_ARGUMENT, "the program and the mesh were made from different runtimes");
   }
@@ -16,7 +16,7 @@ std::shared_ptr<Executable> create_executable(std::shared_ptr<Program> program, 
     throw base::Failure(MKRT_ERROR_ARGUMENT, base::text("the program is written for ", program->package()->rank_count,
                                                         " ranks, the mesh has ", mesh->rank_count()));
   }
-  std::unique_ptr<device::Executable> loaded = mesh->devices().load(program->package(), memory_budget);
+  std::unique_ptr<device::Executable> loaded = mesh->devices().load(program->package(), options);
   const base::Hooks& hooks = *mesh->runtime()->hooks();
   return make_object<Executable>(hooks, std::move(program), std::move(mesh), std::move(loaded));
 }

@@ -25,9 +25,9 @@ class Executable {
   std::unique_ptr<device::Executable> loaded_;
 };
 
-// Loads `program` onto `mesh`. `memory_budget` in bytes a rank, 0: no limit. Throws Failure (ARGUMENT where the two are
-// of different runtimes or rank counts, and what the device reports).
+// Loads `program` onto `mesh`. Throws Failure (ARGUMENT where the two are of different runtimes or rank counts, and
+// what the device reports).
 std::shared_ptr<Executable> create_executable(std::shared_ptr<Program> program, std::shared_ptr<Mesh> mesh,
-                                              uint64_t memory_budget);
+                                              const device::LoadOptions& options);
 
 }  // namespace mkrt::runtime

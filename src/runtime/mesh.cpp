@@ -1,45 +1,103 @@
 #include "runtime/mesh.hpp"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "base/failure.hpp"
+#include "cuda/cuda.hpp"
 #include "host/host.hpp"
 #include "runtime/hook_allocator.hpp"
 
 namespace mkrt::runtime {
 namespace {
 
-// The kind that all ranks take.
-uint32_t kind_of(const Runtime& runtime, std::span<const mkrt_rank_desc> ranks) {
+// The oldest major compute capability that a default device has. Older devices can be asked for by name, for packages
+// with images of their own; those of kernels/ begin here.
+constexpr uint32_t oldest_default_major = 8;
+
+// The kind that all ranks take; MKRT_DEVICE_DEFAULT where none of them names one.
+uint32_t kind_of(std::span<const mkrt_rank_desc> ranks) {
+  uint32_t kind = MKRT_DEVICE_DEFAULT;
   for (const mkrt_rank_desc& rank : ranks) {
-    if (rank.kind <= MKRT_DEVICE_CUDA) continue;
-    throw base::Failure(MKRT_ERROR_ARGUMENT, base::text("device kind ", rank.kind, " does not exist"))
-        .at_rank(static_cast<int32_t>(&rank - ranks.data()));
-  }
-  uint32_t kind = ranks.front().kind;
-  if (kind == MKRT_DEVICE_DEFAULT) {
-    runtime.log(MKRT_LOG_WARNING, "no CUDA device can be used: the default device is the host");
-    kind = MKRT_DEVICE_HOST;
-  }
-  for (const mkrt_rank_desc& rank : ranks) {
-    if (rank.kind == MKRT_DEVICE_DEFAULT || rank.kind == kind) continue;
-    throw base::Failure(MKRT_ERROR_ARGUMENT, "the ranks of a mesh are of one kind, these are of two")
-        .at_rank(static_cast<int32_t>(&rank - ranks.data()));
+    const auto refuse = [&](const std::string& why) {
+      throw base::Failure(MKRT_ERROR_ARGUMENT, why).at_rank(static_cast<int32_t>(&rank - ranks.data()));
+    };
+    if (rank.kind > MKRT_DEVICE_CUDA) refuse(base::text("device kind ", rank.kind, " does not exist"));
+    if (rank.kind == MKRT_DEVICE_DEFAULT) continue;
+    if (kind == MKRT_DEVICE_DEFAULT) kind = rank.kind;
+    if (rank.kind != kind) refuse("the ranks of a mesh are of one kind, these are of two");
   }
   return kind;
 }
 
+bool has_uuid(const mkrt_rank_desc& rank) {
+  return std::any_of(std::begin(rank.uuid), std::end(rank.uuid), [](uint8_t byte) { return byte != 0; });
+}
+
+bool names_cuda_device(const mkrt_rank_desc& rank) {
+  return has_uuid(rank) || rank.context != nullptr || rank.stream != nullptr;
+}
+
 // A host rank that names what only CUDA has was meant to be something else.
 void check_host_rank(const mkrt_rank_desc& rank, int32_t number) {
-  const bool has_uuid = std::any_of(std::begin(rank.uuid), std::end(rank.uuid), [](uint8_t byte) { return byte != 0; });
-  if (!has_uuid && rank.context == nullptr && rank.stream == nullptr) return;
+  if (!names_cuda_device(rank)) return;
   throw base::Failure(MKRT_ERROR_ARGUMENT, base::text("rank ", number, " is a host rank and has a ",
-                                                      has_uuid       ? "uuid"
+                                                      has_uuid(rank) ? "uuid"
                                                       : rank.context ? "context"
                                                                      : "stream"))
       .at_rank(number);
+}
+
+std::unique_ptr<device::Mesh> create_host(Runtime& runtime, std::span<const mkrt_rank_desc> ranks,
+                                          const mkrt_device_memory_extension* device_memory) {
+  if (device_memory != nullptr) {
+    throw base::Failure(MKRT_ERROR_UNSUPPORTED,
+                        "the mesh is on the host, which takes no device memory from MKRT_EXTENSION_DEVICE_MEMORY");
+  }
+  for (size_t rank = 0; rank < ranks.size(); ++rank) check_host_rank(ranks[rank], static_cast<int32_t>(rank));
+  return host::create_mesh(runtime.hooks(), ranks, runtime.host_isas());
+}
+
+std::unique_ptr<device::Mesh> create_cuda(Runtime& runtime, std::span<const mkrt_rank_desc> ranks,
+                                          const mkrt_device_memory_extension* device_memory) {
+  return cuda::create_mesh(runtime.hooks(), runtime.cuda().driver(), ranks, device_memory);
+}
+
+// A mesh on the first CUDA device that can be used. Null where there is none, and why.
+std::unique_ptr<device::Mesh> try_cuda(Runtime& runtime, std::span<const mkrt_rank_desc> ranks,
+                                       const mkrt_device_memory_extension* device_memory, std::string* out_reason) {
+  const CudaDevices::Found& found = runtime.cuda().found();
+  if (found.refusal) {
+    *out_reason = found.refusal->message();
+    return nullptr;
+  }
+  *out_reason = "there is no CUDA device";
+  for (const mkrt_device_info& info : found.devices) {
+    std::vector<mkrt_rank_desc> on_device(ranks.begin(), ranks.end());
+    for (mkrt_rank_desc& rank : on_device) rank.ordinal = info.ordinal;
+    try {
+      if (info.compute_major < oldest_default_major) {
+        throw base::Failure(MKRT_ERROR_UNSUPPORTED, base::text("its compute capability is ", info.compute_major, ".",
+                                                               info.compute_minor, ", less than 8.0"));
+      }
+      return create_cuda(runtime, on_device, device_memory);
+    } catch (const base::Failure& failure) {
+      *out_reason = base::text("CUDA device ", info.ordinal, " (", info.name, ") cannot be used: ", failure.message());
+      if (&info != &found.devices.back()) runtime.log(MKRT_LOG_WARNING, *out_reason);
+    }
+  }
+  return nullptr;
+}
+
+std::unique_ptr<device::Mesh> create_default(Runtime& runtime, std::span<const mkrt_rank_desc> ranks,
+                                             const mkrt_device_memory_extension* device_memory) {
+  std::string reason;
+  std::unique_ptr<device::Mesh> mesh = try_cuda(runtime, ranks, device_memory, &reason);
+  if (mesh) return mesh;
+  runtime.log(MKRT_LOG_WARNING, base::text("the default device is the host: ", reason));
+  return create_host(runtime, ranks, device_memory);
 }
 
 }  // namespace
@@ -54,12 +112,16 @@ mkrt_device_info Mesh::device_info(uint32_t rank) const {
   return info;
 }
 
-std::shared_ptr<Mesh> create_mesh(std::shared_ptr<Runtime> runtime, std::span<const mkrt_rank_desc> ranks) {
-  if (kind_of(*runtime, ranks) == MKRT_DEVICE_CUDA) {
-    throw base::Failure(MKRT_ERROR_DEVICE, "there is no CUDA device that can be used");
-  }
-  for (size_t rank = 0; rank < ranks.size(); ++rank) check_host_rank(ranks[rank], static_cast<int32_t>(rank));
-  std::unique_ptr<device::Mesh> devices = host::create_mesh(runtime->hooks(), ranks, runtime->host_isas());
+std::shared_ptr<Mesh> create_mesh(std::shared_ptr<Runtime> runtime, std::span<const mkrt_rank_desc> ranks,
+                                  const mkrt_device_memory_extension* device_memory) {
+  const auto create = [&](uint32_t kind) {
+    if (kind == MKRT_DEVICE_CUDA) return create_cuda(*runtime, ranks, device_memory);
+    if (kind == MKRT_DEVICE_HOST) return create_host(*runtime, ranks, device_memory);
+    // What only CUDA has says which kind is meant.
+    const bool names_cuda = std::any_of(ranks.begin(), ranks.end(), names_cuda_device);
+    return names_cuda ? create_cuda(*runtime, ranks, device_memory) : create_default(*runtime, ranks, device_memory);
+  };
+  std::unique_ptr<device::Mesh> devices = create(kind_of(ranks));
   const base::Hooks& hooks = *runtime->hooks();
   return make_object<Mesh>(hooks, std::move(runtime), std::move(devices));
 }

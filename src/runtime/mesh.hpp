@@ -27,7 +27,9 @@ class Mesh {
   std::unique_ptr<device::Mesh> devices_;
 };
 
-// One rank for each description, 1 to MKRT_MAX_RANKS of them. Throws Failure (ARGUMENT, DEVICE, OUT_OF_MEMORY, DRIVER).
-std::shared_ptr<Mesh> create_mesh(std::shared_ptr<Runtime> runtime, std::span<const mkrt_rank_desc> ranks);
+// One rank for each description, 1 to MKRT_MAX_RANKS of them. `device_memory`, copied, is where CUDA ranks take their
+// memory from; NULL: the driver. Throws Failure (ARGUMENT, UNSUPPORTED, DEVICE, OUT_OF_MEMORY, DRIVER).
+std::shared_ptr<Mesh> create_mesh(std::shared_ptr<Runtime> runtime, std::span<const mkrt_rank_desc> ranks,
+                                  const mkrt_device_memory_extension* device_memory);
 
 }  // namespace mkrt::runtime

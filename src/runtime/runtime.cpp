@@ -8,13 +8,14 @@
 
 namespace mkrt::runtime {
 
-Runtime::Runtime(std::shared_ptr<const base::Hooks> hooks, std::vector<const mkrt_host_isa*> host_isas)
-    : hooks_(std::move(hooks)), host_isas_(std::move(host_isas)) {}
+Runtime::Runtime(std::shared_ptr<const base::Hooks> hooks, std::vector<const mkrt_host_isa*> host_isas,
+                 CudaDevices::OpenDriver open_driver)
+    : hooks_(std::move(hooks)), host_isas_(std::move(host_isas)), cuda_(hooks_, open_driver) {}
 
-uint32_t Runtime::device_count() const noexcept { return 1; }
-
-mkrt_device_info Runtime::device_info(uint32_t index) const {
-  if (index >= device_count()) {
+mkrt_device_info Runtime::device_info(uint32_t index) {
+  const std::vector<mkrt_device_info>& cuda = cuda_.found().devices;
+  if (index < cuda.size()) return cuda[index];
+  if (index > cuda.size()) {
     throw base::Failure(MKRT_ERROR_ARGUMENT,
                         base::text("device ", index, " does not exist; there are ", device_count()));
   }
@@ -24,9 +25,10 @@ mkrt_device_info Runtime::device_info(uint32_t index) const {
   return info;
 }
 
-std::shared_ptr<Runtime> create_runtime(const mkrt_runtime_desc* desc, std::vector<const mkrt_host_isa*> host_isas) {
+std::shared_ptr<Runtime> create_runtime(const mkrt_runtime_desc* desc, std::vector<const mkrt_host_isa*> host_isas,
+                                        CudaDevices::OpenDriver open_driver) {
   const base::Hooks hooks(desc);
-  return make_object<Runtime>(hooks, make_object<base::Hooks>(hooks, hooks), std::move(host_isas));
+  return make_object<Runtime>(hooks, make_object<base::Hooks>(hooks, hooks), std::move(host_isas), open_driver);
 }
 
 }  // namespace mkrt::runtime

@@ -10,8 +10,8 @@
 
 namespace mkrt::runtime {
 
-// Checks what is asked for and hands it to the device. Its functions allocate nothing and throw nothing; they report
-// through a status and `out_error`, which may be NULL. Only query, wait and cancel may overlap with other calls.
+// Checks what is asked for and hands it to the device. Its functions but trace allocate nothing and throw nothing; they
+// report through a status and `out_error`, which may be NULL. Only query, wait and cancel may overlap with other calls.
 class Session {
  public:
   Session(std::shared_ptr<Executable> executable, std::unique_ptr<device::Session> work) noexcept;
@@ -29,6 +29,11 @@ class Session {
   mkrt_status read(uint32_t rank, uint32_t tensor, uint64_t offset, uint64_t size, void* out_data,
                    mkrt_error* out_error) noexcept;
   mkrt_status tensor_address(uint32_t rank, uint32_t tensor, void** out_address, mkrt_error* out_error) noexcept;
+  // Throws Failure.
+  void trace(uint32_t tiles_per_worker) { work_->trace(tiles_per_worker); }
+  mkrt_status read_trace(uint32_t worker, uint32_t count, mkrt_trace_tile* out_tiles, mkrt_error* out_error) noexcept {
+    return work_->read_trace(worker, count, out_tiles, out_error);
+  }
 
  private:
   enum class Use : uint8_t { write, read, address };

@@ -37,6 +37,16 @@ Handle* untouched() {
   return reinterpret_cast<Handle*>(uintptr_t{0x5a5a5a5a});
 }
 
+// Functions that no host mesh may call.
+mkrt_device_memory_extension device_memory() {
+  mkrt_device_memory_extension extension{};
+  extension.base.struct_size = sizeof(extension);
+  extension.base.type = MKRT_EXTENSION_DEVICE_MEMORY;
+  extension.allocate = [](void*, uint32_t, uint64_t, uint64_t) { return uint64_t{0}; };
+  extension.release = [](void*, uint32_t, uint64_t, uint64_t) {};
+  return extension;
+}
+
 }  // namespace
 
 TEST_CASE("statuses have names, also those that this library does not know") {
@@ -57,6 +67,7 @@ TEST_CASE("NULL handles are MKRT_ERROR_HANDLE in every function, and destroying 
   const char* text = nullptr;
   void* address = nullptr;
   float data[1] = {};
+  mkrt_trace_tile trace{};
   mkrt_mesh* mesh = nullptr;
   mkrt_program* program = nullptr;
   mkrt_executable* executable = nullptr;
@@ -99,6 +110,8 @@ TEST_CASE("NULL handles are MKRT_ERROR_HANDLE in every function, and destroying 
   is_handle_error([&](mkrt_error* e) { return mkrt_session_query(nullptr, &value, e); });
   is_handle_error([&](mkrt_error* e) { return mkrt_session_wait(nullptr, 0, 0, e); });
   is_handle_error([&](mkrt_error* e) { return mkrt_session_cancel(nullptr, e); });
+  is_handle_error([&](mkrt_error* e) { return mkrt_session_trace(nullptr, 1, e); });
+  is_handle_error([&](mkrt_error* e) { return mkrt_session_read_trace(nullptr, 0, 1, &trace, e); });
   mkrt_runtime_destroy(nullptr);
   mkrt_mesh_destroy(nullptr);
   mkrt_program_destroy(nullptr);
@@ -179,6 +192,7 @@ TEST_CASE("a missing output or input pointer is MKRT_ERROR_ARGUMENT") {
   is_argument_error([&](mkrt_error* e) { return mkrt_session_read(ready.session, 0, 0, 0, 4, nullptr, e); });
   is_argument_error([&](mkrt_error* e) { return mkrt_session_tensor_address(ready.session, 0, 0, nullptr, e); });
   is_argument_error([&](mkrt_error* e) { return mkrt_session_query(ready.session, nullptr, e); });
+  is_argument_error([&](mkrt_error* e) { return mkrt_session_read_trace(ready.session, 0, 1, nullptr, e); });
   CHECK(mkrt_session_write(ready.session, 0, test::tensor_x, 0, nullptr, 0, nullptr) == MKRT_OK);
   CHECK(mkrt_session_read(ready.session, 0, test::tensor_x, 0, 0, nullptr, nullptr) == MKRT_OK);
   CHECK(mkrt_execute(ready.session, nullptr, nullptr, nullptr) == MKRT_OK);
@@ -216,6 +230,9 @@ TEST_CASE("struct sizes that are not known are MKRT_ERROR_STRUCT_SIZE for every 
     check_sizes(ranks.desc.struct_size, call);
     check_sizes(ranks.ranks[0].struct_size, call);
     check_sizes(ranks.ranks[1].struct_size, call);
+    mkrt_device_memory_extension memory = device_memory();
+    ranks.desc.next = &memory.base;
+    check_sizes(memory.base.struct_size, call);
     CHECK(mesh == untouched<mkrt_mesh>());
   }
   SUBCASE("mkrt_program_desc") {
@@ -468,6 +485,33 @@ TEST_CASE("meshes that cannot be are refused") {
   CHECK(mesh == untouched<mkrt_mesh>());
 }
 
+TEST_CASE("device memory of the application's own is for CUDA ranks, and needs both functions, once") {
+  const Ready ready(package());
+  mkrt_mesh* mesh = untouched<mkrt_mesh>();
+  test::HostRanks ranks;
+  mkrt_device_memory_extension memory = device_memory();
+  ranks.desc.next = &memory.base;
+  const auto call = [&](mkrt_error* e) { return mkrt_mesh_create(ready.runtime, &ranks.desc, &mesh, e); };
+  check_fails(MKRT_ERROR_UNSUPPORTED, call);
+  memory.base.next = &memory.base;
+  check_fails(MKRT_ERROR_ARGUMENT, call);
+  memory = device_memory();
+  memory.allocate = nullptr;
+  check_fails(MKRT_ERROR_ARGUMENT, call);
+  memory = device_memory();
+  memory.release = nullptr;
+  check_fails(MKRT_ERROR_ARGUMENT, call);
+  CHECK(mesh == untouched<mkrt_mesh>());
+}
+
+TEST_CASE("a host device does not trace, and says so") {
+  const Ready ready(package());
+  mkrt_trace_tile tile{};
+  check_fails(MKRT_ERROR_UNSUPPORTED, [&](mkrt_error* e) { return mkrt_session_trace(ready.session, 4, e); });
+  check_fails(MKRT_ERROR_UNSUPPORTED,
+              [&](mkrt_error* e) { return mkrt_session_read_trace(ready.session, 0, 1, &tile, e); });
+}
+
 TEST_CASE("a CUDA rank without a CUDA device is MKRT_ERROR_DEVICE, never the host in silence") {
   const Ready ready(package());
   uint32_t count = 0;
@@ -629,7 +673,7 @@ TEST_CASE("an executable needs a program and a mesh of one runtime, of as many r
   mkrt_mesh_destroy(mesh);
   mkrt_executable_desc desc{};
   desc.struct_size = sizeof(desc);
-  desc.reserved = 1;
+  desc.loader_threads = MKRT_MAX_LOADER_THREADS + 1;
   check_fails(MKRT_ERROR_ARGUMENT,
               [&](mkrt_error* e) { return mkrt_executable_create(ready.program, ready.mesh, &desc, &executable, e); });
 

@@ -116,6 +116,13 @@ static void print_structs(void) {
   FIELD(mkrt_mesh_desc, ranks);
   END(mkrt_mesh_desc);
 
+  STRUCT(mkrt_device_memory_extension);
+  FIELD(mkrt_device_memory_extension, base);
+  FIELD(mkrt_device_memory_extension, user_data);
+  FIELD(mkrt_device_memory_extension, allocate);
+  FIELD(mkrt_device_memory_extension, release);
+  END(mkrt_device_memory_extension);
+
   STRUCT(mkrt_program_desc);
   FIELD(mkrt_program_desc, struct_size);
   FIELD(mkrt_program_desc, reserved);
@@ -167,7 +174,7 @@ static void print_structs(void) {
 
   STRUCT(mkrt_executable_desc);
   FIELD(mkrt_executable_desc, struct_size);
-  FIELD(mkrt_executable_desc, reserved);
+  FIELD(mkrt_executable_desc, loader_threads);
   FIELD(mkrt_executable_desc, next);
   FIELD(mkrt_executable_desc, memory_budget);
   END(mkrt_executable_desc);
@@ -182,6 +189,13 @@ static void print_structs(void) {
   FIELD(mkrt_execute_desc, next);
   FIELD(mkrt_execute_desc, wait_limit_ns);
   END(mkrt_execute_desc);
+
+  STRUCT(mkrt_trace_tile);
+  FIELD(mkrt_trace_tile, record);
+  FIELD(mkrt_trace_tile, step);
+  FIELD(mkrt_trace_tile, tile);
+  FIELD(mkrt_trace_tile, time);
+  END(mkrt_trace_tile);
 
   STRUCT(mkrt_host_tile);
   FIELD(mkrt_host_tile, record);
@@ -287,6 +301,7 @@ static void print_constants(void) {
   CONSTANT(MKRT_ERROR_PEER);
   CONSTANT(MKRT_ERROR_INTERNAL);
   CONSTANT(MKRT_EXTENSION_HOST_ISA);
+  CONSTANT(MKRT_EXTENSION_DEVICE_MEMORY);
   CONSTANT(MKRT_LOG_ERROR);
   CONSTANT(MKRT_LOG_WARNING);
   CONSTANT(MKRT_LOG_INFO);
@@ -309,6 +324,19 @@ static void print_constants(void) {
   CONSTANT(MKRT_QUEUE_STATIC);
   CONSTANT(MKRT_MAX_RANKS);
   CONSTANT(MKRT_MAX_DIMENSIONS);
+  CONSTANT(MKRT_MAX_LOADER_THREADS);
+  CONSTANT(MKRT_TRACE_FETCHED);
+  CONSTANT(MKRT_TRACE_WEIGHTS_BEGIN);
+  CONSTANT(MKRT_TRACE_WEIGHTS_END);
+  CONSTANT(MKRT_TRACE_WAIT_BEGIN);
+  CONSTANT(MKRT_TRACE_WAIT_END);
+  CONSTANT(MKRT_TRACE_INPUTS);
+  CONSTANT(MKRT_TRACE_PREPARED);
+  CONSTANT(MKRT_TRACE_CONSUMED);
+  CONSTANT(MKRT_TRACE_STORE_BEGIN);
+  CONSTANT(MKRT_TRACE_STORE_END);
+  CONSTANT(MKRT_TRACE_SIGNALLED);
+  CONSTANT(MKRT_TRACE_EVENTS);
   CONSTANT(MKRT_TILE_DIMENSIONS);
   CONSTANT(MKRT_RECORD_OPERANDS);
   CONSTANT(MKRT_RECORD_PARAMETERS);

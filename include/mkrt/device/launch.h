@@ -10,9 +10,10 @@
 #define MKRT_DEVICE_LAUNCH_H_
 
 #include "mkrt/device/table.h"
+#include "mkrt/mkrt.h" /* mkrt_trace_tile */
 
 /* Grows whenever a struct of this header or of table.h changes. */
-#define MKRT_LAUNCH_VERSION 1u
+#define MKRT_LAUNCH_VERSION 2u
 
 /* Opcodes that an image may have. */
 enum { MKRT_IMAGE_OPCODES = 64 };
@@ -57,32 +58,12 @@ typedef struct mkrt_report {
   uint32_t counter;
   uint32_t value_seen;
   uint32_t value_wanted;
-  uint32_t fault;     /* 1-based number in the opcode's list */
-  uint64_t waited_ns; /* before it gave up */
+  uint32_t fault;          /* 1-based number in the opcode's list */
+  uint64_t waited_ns;      /* before it gave up */
+  uint64_t timeline_value; /* of the launch that it belongs to; others may follow before the host looks */
 } mkrt_report;
-MKRT_STATIC_ASSERT(sizeof(mkrt_report) == 56);
+MKRT_STATIC_ASSERT(sizeof(mkrt_report) == 64);
 
-/* When what happened to one tile, in a block's trace. Times in nanoseconds of the device's global timer. */
-enum {
-  MKRT_TRACE_FETCHED = 0,       /* its number was known and a slot free */
-  MKRT_TRACE_WEIGHTS_BEGIN = 1, /* the weight warp came to it */
-  MKRT_TRACE_WEIGHTS_END = 2,   /* its last page was on its way */
-  MKRT_TRACE_WAIT_BEGIN = 3,    /* the activation warp came to it */
-  MKRT_TRACE_WAIT_END = 4,      /* its counters were reached */
-  MKRT_TRACE_INPUTS = 5,        /* its inputs were there, as the first consumer warp saw it */
-  MKRT_TRACE_PREPARED = 6,      /* its inputs were prepared */
-  MKRT_TRACE_CONSUMED = 7,      /* its last page was consumed */
-  MKRT_TRACE_STORE_BEGIN = 8,   /* its partial sums were there, as its store warp saw it */
-  MKRT_TRACE_STORE_END = 9,     /* its results were stored */
-  MKRT_TRACE_SIGNALLED = 10,    /* its signals were sent, or left to the next tile */
-  MKRT_TRACE_EVENTS = 14
-};
-typedef struct mkrt_trace_tile {
-  uint32_t record;
-  uint32_t step;
-  uint64_t tile; /* number inside the record */
-  uint64_t time[MKRT_TRACE_EVENTS];
-} mkrt_trace_tile;
 MKRT_STATIC_ASSERT(sizeof(mkrt_trace_tile) == 128);
 
 typedef struct mkrt_launch {
@@ -96,7 +77,7 @@ typedef struct mkrt_launch {
   uint64_t timeline;    /* uint64_t in host memory that the last block sets to timeline_value */
   uint64_t timeline_value;
   uint64_t wait_limit_ns;
-  uint64_t trace;            /* mkrt_trace_tile[gridDim.x][trace_tiles], or 0 */
+  uint64_t trace;        /* mkrt_trace_tile[gridDim.x][trace_tiles], or 0 */
   uint32_t record_count; /* at most MKRT_LAUNCH_RECORDS */
   uint32_t step_count;
   uint32_t queue_mode; /* MKRT_QUEUE_... of mkrt.h */
@@ -105,7 +86,7 @@ typedef struct mkrt_launch {
   uint32_t page_count;        /* pages of the ring */
   uint32_t activation_bytes;  /* of each of the two activation buffers, a multiple of 128 */
   uint32_t outstanding_pages; /* pages that may be on their way at a time */
-  uint32_t trace_tiles;      /* room for each block's first so many tiles */
+  uint32_t trace_tiles;       /* room for each block's first so many tiles */
   uint32_t reserved;
 } mkrt_launch;
 MKRT_STATIC_ASSERT(offsetof(mkrt_launch, record_count) == 88);

@@ -132,7 +132,7 @@ void measure_executes(const std::shared_ptr<const package::Program>& program, co
   print("  the same, asked every 2 ms", 1, "-", measure(300, 2000, [&] { partner.round_trip(); }), 1e3, "us");
   for (const uint32_t workers : counts) {
     const auto mesh = make_mesh(1, workers);
-    const auto executable = mesh->load(program, 0);
+    const auto executable = mesh->load(program, {});
     const auto session = executable->create_session();
     for (const uint32_t mode : {MKRT_QUEUE_DYNAMIC, MKRT_QUEUE_STATIC}) {
       const auto once = [&] { run(*session, request(0, 1, mode)); };
@@ -151,7 +151,7 @@ void measure_tiles(const std::shared_ptr<const package::Program>& program, const
   print("  an atomic add alone", 1, "-", measure(50, 0, take_all), many, "ns");
   for (const uint32_t workers : counts) {
     const auto mesh = make_mesh(1, workers);
-    const auto executable = mesh->load(program, 0);
+    const auto executable = mesh->load(program, {});
     const auto session = executable->create_session();
     for (const uint32_t mode : {MKRT_QUEUE_DYNAMIC, MKRT_QUEUE_STATIC}) {
       const auto measure_entry = [&](uint32_t entry) {
@@ -168,7 +168,7 @@ void measure_turns(const std::shared_ptr<const package::Program>& program, const
   print_header("An execute of 64 that are in flight");
   for (const uint32_t workers : counts) {
     const auto mesh = make_mesh(1, workers);
-    const auto executable = mesh->load(program, 0);
+    const auto executable = mesh->load(program, {});
     const auto first = executable->create_session();
     const auto second = executable->create_session();
     const auto submit = [&](device::Session& session, int count) {

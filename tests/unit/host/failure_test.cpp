@@ -74,7 +74,7 @@ void check_works_after_reset(device::Session& session, const Failing& failing) {
 TEST_CASE("a missed deadline says who waited where, for which counter, what it saw and what it wanted") {
   const Failing failing = make_failing(1);
   const auto mesh = make_mesh(1, 1);  // one worker: it is the first consuming tile that waits
-  const auto executable = mesh->load(failing.program, 0);
+  const auto executable = mesh->load(failing.program, {});
   const auto session = executable->create_session();
   uint64_t value = 0;
   mkrt_error error = make_error();
@@ -103,7 +103,7 @@ TEST_CASE("a missed deadline says who waited where, for which counter, what it s
 TEST_CASE("the first failure stops all ranks and workers, in both modes, and drops what follows") {
   const Failing failing = make_failing(3);
   const auto mesh = make_mesh(3, 3);
-  const auto executable = mesh->load(failing.program, 0);
+  const auto executable = mesh->load(failing.program, {});
   const auto session = executable->create_session();
   for (const uint32_t mode : {MKRT_QUEUE_DYNAMIC, MKRT_QUEUE_STATIC}) {
     uint64_t value = 0;
@@ -127,7 +127,7 @@ TEST_CASE("the first failure stops all ranks and workers, in both modes, and dro
 TEST_CASE("a fault is reported with the sentence of the instruction set and its place") {
   const Failing failing = make_failing(1);
   const auto mesh = make_mesh(1, 2);
-  const auto executable = mesh->load(failing.program, 0);
+  const auto executable = mesh->load(failing.program, {});
   const auto session = executable->create_session();
   uint64_t value = 0;
   mkrt_error error = make_error();
@@ -150,7 +150,7 @@ TEST_CASE("a fault is reported with the sentence of the instruction set and its 
 TEST_CASE("cancel from another thread ends a running execute, and what waits behind it") {
   const Failing failing = make_failing(2);
   const auto mesh = make_mesh(2, 2);
-  const auto executable = mesh->load(failing.program, 0);
+  const auto executable = mesh->load(failing.program, {});
   const auto session = executable->create_session();
   // Entry 1 waits for an hour, entry 0 works for hours.
   for (const uint32_t entry : {1u, 0u}) {
@@ -179,7 +179,7 @@ TEST_CASE("cancel from another thread ends a running execute, and what waits beh
 TEST_CASE("cancelling a session that waits for its turn does not disturb the one that runs") {
   const Failing failing = make_failing(1);
   const auto mesh = make_mesh(1, 2);
-  const auto executable = mesh->load(failing.program, 0);
+  const auto executable = mesh->load(failing.program, {});
   const auto running = executable->create_session();
   const auto waiting = executable->create_session();
   const auto behind = executable->create_session();
@@ -202,7 +202,7 @@ TEST_CASE("cancelling a session that waits for its turn does not disturb the one
 TEST_CASE("a session that fails again and again does not disturb others") {
   const Failing failing = make_failing(2);
   const auto mesh = make_mesh(2, 2);
-  const auto executable = mesh->load(failing.program, 0);
+  const auto executable = mesh->load(failing.program, {});
   const auto bad = executable->create_session();
   const auto good = executable->create_session();
   std::atomic<bool> over{false};

@@ -104,9 +104,20 @@ TEST_CASE("an instruction set is found by name and fingerprint, and a mismatch s
   CHECK(failure_of([&] { host::find_isa(isas, definition); }).status() == MKRT_ERROR_UNSUPPORTED);
 }
 
+TEST_CASE("a program of mkrt.llm that has no host code is refused, by builds without that code with their reason") {
+  package::IsaDefinition definition = test_isa_definition();
+  definition.name = "mkrt.llm";
+  definition.fingerprint = 0xabc;
+  const base::Failure failure = failure_of([&] { host::find_isa(host::builtin_isas(), definition); });
+  CHECK(failure.status() == MKRT_ERROR_UNSUPPORTED);
+  const char* reason =
+      host::builtin_isas().empty() ? "this build of mkrt has no host code of mkrt.llm" : "has fingerprint 0x";
+  CHECK(failure.message().find(reason) != std::string::npos);
+}
+
 TEST_CASE("a mesh refuses programs for other rank counts and rank descriptions beyond its limits") {
   const auto mesh = make_mesh(2, 1);
-  CHECK(failure_of([&] { mesh->load(make_nothing(1), 0); }).status() == MKRT_ERROR_ARGUMENT);
+  CHECK(failure_of([&] { mesh->load(make_nothing(1), {}); }).status() == MKRT_ERROR_ARGUMENT);
   CHECK(failure_of([&] { make_mesh(1, host::Door::most_workers + 1); }).status() == MKRT_ERROR_ARGUMENT);
   CHECK(failure_of([&] { make_mesh(0, 1); }).status() == MKRT_ERROR_ARGUMENT);
   CHECK(failure_of([&] { make_mesh(MKRT_MAX_RANKS + 1, 1); }).status() == MKRT_ERROR_ARGUMENT);
@@ -116,7 +127,7 @@ TEST_CASE("a memory budget limits the sessions that live at a time") {
   const auto mesh = make_mesh(1, 1);
   const auto program = make_nothing();
   const uint64_t session_bytes = memory::plan_layout(*program).session_bytes;
-  const auto executable = mesh->load(program, 2 * session_bytes);
+  const auto executable = mesh->load(program, {.memory_budget = 2 * session_bytes});
   auto first = executable->create_session();
   const auto second = executable->create_session();
   CHECK(failure_of([&] { executable->create_session(); }).status() == MKRT_ERROR_OUT_OF_MEMORY);

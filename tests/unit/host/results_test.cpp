@@ -122,7 +122,7 @@ TEST_CASE("results are those of a plain loop for every rank count, worker count 
     const Network network = make_network(ranks);
     for (const uint32_t workers : {1u, 2u, 3u, 5u, 8u, 16u}) {
       const auto mesh = make_mesh(ranks, workers);
-      const auto executable = mesh->load(network.program, 0);
+      const auto executable = mesh->load(network.program, {});
       const auto session = executable->create_session();
       for (const uint32_t mode : {MKRT_QUEUE_DYNAMIC, MKRT_QUEUE_STATIC}) {
         CAPTURE(ranks);
@@ -141,7 +141,7 @@ TEST_CASE("results are those of a plain loop for every rank count, worker count 
 TEST_CASE("a chain of executes continues where the last one stopped, whatever the mode and limit of each") {
   const Network network = make_network(2);
   const auto mesh = make_mesh(2, 3);
-  const auto executable = mesh->load(network.program, 0);
+  const auto executable = mesh->load(network.program, {});
   const auto session = executable->create_session();
   const auto states = random_states(2);
   write_states(*session, network.state, states);
@@ -161,7 +161,7 @@ TEST_CASE("a chain of executes continues where the last one stopped, whatever th
 TEST_CASE("epochs and counters wrap around at 2^32 without a trace") {
   const Network network = make_network(2);
   const auto mesh = make_mesh(2, 2);
-  const auto executable = mesh->load(network.program, 0);
+  const auto executable = mesh->load(network.program, {});
   const auto session = executable->create_session();
   // 13 or 26 signals a step: counters pass 2^32 at different steps. 0xffffffff - 20 lets the epoch itself pass it, the
   // others the counters of either total.
@@ -193,7 +193,7 @@ TEST_CASE("entries of one session have counters of their own and share its tenso
     }
   }
   const auto mesh = make_mesh(1, 4);
-  const auto executable = mesh->load(builder.finish(), 0);
+  const auto executable = mesh->load(builder.finish(), {});
   const auto session = executable->create_session();
   for (int i = 0; i < 5; ++i) {
     run(*session, request(0, 3));
@@ -215,7 +215,7 @@ TEST_CASE("tiles run once each, records in the order that waits ask for, with th
     record.signals = {builder.signal(done + i)};
   }
   const auto mesh = make_mesh(2, 3);
-  const auto executable = mesh->load(builder.finish(), 0);
+  const auto executable = mesh->load(builder.finish(), {});
   const auto session = executable->create_session();
   for (const uint32_t mode : {MKRT_QUEUE_DYNAMIC, MKRT_QUEUE_STATIC}) {
     log().take();
@@ -245,7 +245,7 @@ TEST_CASE("static mode gives worker w the tiles w, w + workers, ..., and scratch
   builder.entry("log");
   builder.record("log", op_log, {10, 1, 1, 1});
   const auto mesh = make_mesh(1, 5);
-  const auto executable = mesh->load(builder.finish(), 0);
+  const auto executable = mesh->load(builder.finish(), {});
   const auto session = executable->create_session();
   for (const uint32_t limit : {1u, 3u, 4u, 5u, 100u, 0u}) {
     const uint32_t workers = limit == 0 ? 5 : std::min(limit, 5u);
@@ -267,7 +267,7 @@ TEST_CASE("dynamic mode uses no more workers than the limit allows") {
   builder.entry("log");
   builder.record("log", op_log, {50, 1, 1, 1});
   const auto mesh = make_mesh(1, 6);
-  const auto executable = mesh->load(builder.finish(), 0);
+  const auto executable = mesh->load(builder.finish(), {});
   const auto session = executable->create_session();
   for (const uint32_t limit : {1u, 2u, 6u}) {
     log().take();
@@ -301,7 +301,7 @@ TEST_CASE("signals reach the rank that their selector names") {
   receive.waits[1].count = 2;
   const auto program = builder.finish();
   const auto mesh = make_mesh(ranks, 2);
-  const auto executable = mesh->load(program, 0);
+  const auto executable = mesh->load(program, {});
   const auto session = executable->create_session();
   for (const uint32_t mode : {MKRT_QUEUE_DYNAMIC, MKRT_QUEUE_STATIC}) {
     log().take();

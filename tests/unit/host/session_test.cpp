@@ -64,7 +64,7 @@ class Hold {
 TEST_CASE("64 executes may be in flight, the next is refused as busy and changes nothing") {
   const Counting counting = make_counting();
   const auto mesh = make_mesh(1, 2);
-  const auto executable = mesh->load(counting.program, 0);
+  const auto executable = mesh->load(counting.program, {});
   const auto session = executable->create_session();
   for (int round = 0; round < 3; ++round) {
     Hold holding;
@@ -93,7 +93,7 @@ TEST_CASE("64 executes may be in flight, the next is refused as busy and changes
 TEST_CASE("while work is in flight, reads, writes and resets are refused and waits end with their limit") {
   const Counting counting = make_counting();
   const auto mesh = make_mesh(1, 1);
-  const auto executable = mesh->load(counting.program, 0);
+  const auto executable = mesh->load(counting.program, {});
   const auto session = executable->create_session();
   Hold holding;
   uint64_t value = 0;
@@ -116,7 +116,7 @@ TEST_CASE("while work is in flight, reads, writes and resets are refused and wai
 TEST_CASE("any number of threads may wait for one value") {
   const Counting counting = make_counting();
   const auto mesh = make_mesh(1, 1);
-  const auto executable = mesh->load(counting.program, 0);
+  const auto executable = mesh->load(counting.program, {});
   const auto session = executable->create_session();
   Hold holding;
   uint64_t value = 0;
@@ -139,7 +139,7 @@ TEST_CASE("any number of threads may wait for one value") {
 TEST_CASE("state outlives executes and a reset makes it zero") {
   const Counting counting = make_counting(2);
   const auto mesh = make_mesh(2, 2);
-  const auto executable = mesh->load(counting.program, 0);
+  const auto executable = mesh->load(counting.program, {});
   const auto session = executable->create_session();
   const uint32_t start = 1000;
   REQUIRE(session->write(1, counting.total, 0, &start, sizeof(start), nullptr) == MKRT_OK);
@@ -160,8 +160,8 @@ TEST_CASE("state outlives executes and a reset makes it zero") {
 TEST_CASE("sessions of several threads share a mesh, each with results of its own") {
   const Counting counting = make_counting(2);
   const auto mesh = make_mesh(2, 2);
-  const auto executable = mesh->load(counting.program, 0);
-  const auto other_executable = mesh->load(counting.program, 0);
+  const auto executable = mesh->load(counting.program, {});
+  const auto other_executable = mesh->load(counting.program, {});
   std::vector<std::thread> threads;
   std::atomic<int> right{0};
   for (uint32_t t = 0; t < 4; ++t) {
@@ -193,7 +193,7 @@ TEST_CASE("sessions of several threads share a mesh, each with results of its ow
 TEST_CASE("a session with endless work lets others have their turns and goes on after each") {
   const Counting counting = make_counting(2);
   const auto mesh = make_mesh(2, 2);
-  const auto executable = mesh->load(counting.program, 0);
+  const auto executable = mesh->load(counting.program, {});
   for (const uint32_t mode : {MKRT_QUEUE_DYNAMIC, MKRT_QUEUE_STATIC}) {
     const auto greedy = executable->create_session();
     const auto modest = executable->create_session();
@@ -214,7 +214,7 @@ TEST_CASE("a session with endless work lets others have their turns and goes on 
 TEST_CASE("an execute that was interrupted by turns of others does each of its steps once") {
   const Counting counting = make_counting(2);
   const auto mesh = make_mesh(2, 2);
-  const auto executable = mesh->load(counting.program, 0);
+  const auto executable = mesh->load(counting.program, {});
   const auto first = executable->create_session();
   const auto second = executable->create_session();
   constexpr uint32_t steps = 20'000;  // some milliseconds: several turns
@@ -233,7 +233,7 @@ TEST_CASE("an execute that was interrupted by turns of others does each of its s
 TEST_CASE("destroying a session with work in flight stops the work and leaves others alone") {
   const Counting counting = make_counting(2);
   const auto mesh = make_mesh(2, 3);
-  const auto executable = mesh->load(counting.program, 0);
+  const auto executable = mesh->load(counting.program, {});
   const auto other = executable->create_session();
   for (uint32_t i = 1; i <= 20; ++i) {
     auto session = executable->create_session();
@@ -253,7 +253,7 @@ TEST_CASE("meshes come and go with their workers asleep, awake or just beginning
   for (uint32_t i = 0; i < 30; ++i) {
     const auto mesh = make_mesh(1, 1 + i % 4);
     if (i % 3 == 0) continue;
-    const auto executable = mesh->load(counting.program, 0);
+    const auto executable = mesh->load(counting.program, {});
     const auto session = executable->create_session();
     uint64_t value = 0;
     REQUIRE(session->execute(request(2), &value, nullptr) == MKRT_OK);
@@ -264,7 +264,7 @@ TEST_CASE("meshes come and go with their workers asleep, awake or just beginning
 TEST_CASE("workers without work use no processor time") {
   const Counting counting = make_counting();
   const auto mesh = make_mesh(1, 8);
-  const auto executable = mesh->load(counting.program, 0);
+  const auto executable = mesh->load(counting.program, {});
   const auto session = executable->create_session();
   uint64_t value = 0;
   REQUIRE(session->execute(request(2), &value, nullptr) == MKRT_OK);
