@@ -52,8 +52,8 @@ static_assert(isa::linear::tile_rows == isa::linear_swiglu::tile_rows &&
               isa::linear::tile_rows == isa::linear_best::tile_rows);
 static_assert(isa::linear::epsilon == isa::linear_swiglu::epsilon && isa::linear::epsilon == isa::linear_best::epsilon);
 
-// The shape of a tile and of its units.
-struct LinearShape {
+// The shape of a tile and of its units, which the fetch warp prepares.
+struct alignas(16) LinearShape {
   uint32_t columns;
   uint32_t column_blocks;  // of 32, the last one padded
   uint32_t batch;
@@ -62,11 +62,32 @@ struct LinearShape {
   uint32_t row_bytes;         // of a row in an activation buffer
   uint32_t column_units;
   uint32_t row_units;
-  bool norm;
+  uint32_t pages;        // of the whole tile
+  uint32_t norm;         // 1: with a norm
+  uint32_t adds;         // 1: with a bias or a residual
+  uint32_t same_inputs;  // 1: starts with the activations that the tile before it left in the buffer
   LinearPlaces places;
 };
+static_assert(sizeof(LinearShape) <= machine::prepared_bytes);
 
-__device__ inline LinearShape linear_shape(const TileSlot& tile) {
+__device__ inline const LinearShape& linear_shape(const TileSlot& tile) {
+  return *reinterpret_cast<const LinearShape*>(tile.prepared);
+}
+
+// Whose activations the buffer holds: tiles of one record and step that read the same ones bring them once.
+struct InputOwner {
+  uint32_t record = 0xffffffffu;
+  uint32_t step = 0;
+  uint64_t address = 0;
+};
+
+// Works out a tile's shape (fetch warp). `owner` is that of the tile before.
+__device__ inline void prepare_linear(uint32_t place, InputOwner& owner) {
+  TileSlot& tile = machine::slot(place);
+  if (!is_linear(tile.record.opcode)) {
+    owner = InputOwner{};
+    return;
+  }
   LinearShape shape;
   shape.places = linear_places(tile.record.opcode);
   shape.columns = tile.record.parameter[isa::linear::columns];
@@ -74,40 +95,36 @@ __device__ inline LinearShape linear_shape(const TileSlot& tile) {
   shape.batch = tile.record.parameter[isa::linear::batch];
   shape.row_blocks = tile.record.parameter[isa::linear::tile_rows] / block_rows;
   shape.norm = machine::operand_present(tile, shape.places.norm);
+  shape.adds = tile.record.opcode == isa::opcode_linear && (machine::operand_present(tile, isa::linear::bias) ||
+                                                            machine::operand_present(tile, isa::linear::residual));
   // One more row for the norm's weights, which are brought in with the activations.
-  const uint32_t rows = shape.batch + (shape.norm ? 1 : 0);
+  const uint32_t rows = shape.batch + shape.norm;
   const uint32_t padded = shape.column_blocks * block_columns;
   shape.row_bytes = padded * 4 + row_padding;
-  if (rows * shape.row_bytes <= launch().activation_bytes) {
-    shape.columns_per_unit = padded;
-  } else {
+  shape.columns_per_unit = padded;
+  shape.column_units = 1;
+  if (rows * shape.row_bytes > launch().activation_bytes) {
     // The runtime gives every activation buffer room for unit_step columns of the largest batch.
-    const uint32_t fitting = (launch().activation_bytes / rows - row_padding) / (unit_step * 4);
-    shape.columns_per_unit = fitting * unit_step;
+    shape.columns_per_unit = (launch().activation_bytes / rows - row_padding) / (unit_step * 4) * unit_step;
     shape.row_bytes = shape.columns_per_unit * 4 + row_padding;
+    shape.column_units = (padded + shape.columns_per_unit - 1) / shape.columns_per_unit;
   }
-  shape.column_units = (padded + shape.columns_per_unit - 1) / shape.columns_per_unit;
   shape.row_units = (shape.row_blocks + unit_row_blocks - 1) / unit_row_blocks;
-  return shape;
+  const uint32_t unit_blocks = shape.columns_per_unit / block_columns;
+  const uint32_t rest = shape.column_blocks - (shape.column_units - 1) * unit_blocks;
+  shape.pages = shape.row_blocks * ((shape.column_units - 1) * ((unit_blocks + page_blocks - 1) / page_blocks) +
+                                    (rest + page_blocks - 1) / page_blocks);
+  const InputOwner now{tile.record.index, tile.step, tile.address[shape.places.x]};
+  shape.same_inputs =
+      shape.column_units == 1 && now.record == owner.record && now.step == owner.step && now.address == owner.address;
+  owner = shape.column_units == 1 ? now : InputOwner{};
+  if (ptx::lane_number() == 0) *reinterpret_cast<LinearShape*>(tile.prepared) = shape;
 }
 
-// Whether a tile starts with the activations that the tile before it left in the buffer. Every role follows it by
-// itself, so that nothing needs to be said between them.
-struct InputTracker {
-  uint32_t record = 0xffffffffu;
-  uint64_t step = 0;
-  uint64_t address = 0;
+// Counts the loads of inputs into the two activation buffers; activation and consumer warps keep one each.
+struct InputLoads {
   uint32_t loads = 0;  // so far; load n, counted from 1, uses buffer (n - 1) & 1
 
-  // Called once for each tile.
-  __device__ bool same_inputs(const TileSlot& tile, uint32_t x, bool reusable) {
-    const uint64_t now = reinterpret_cast<uint64_t>(machine::operand<float>(tile, x));
-    const bool same = reusable && record == tile.record.index && step == tile.step && address == now;
-    record = reusable ? tile.record.index : 0xffffffffu;
-    step = tile.step;
-    address = now;
-    return same;
-  }
   __device__ uint32_t buffer() const { return (loads - 1) & 1; }
   __device__ uint32_t parity() const { return ((loads - 1) >> 1) & 1; }
 };
@@ -115,10 +132,10 @@ struct InputTracker {
 // Visits a tile's units in the order that all roles keep: body(row_unit, column_unit, fresh), fresh where the unit's
 // activations are to be brought in. Stops when the body returns false.
 template <class Body>
-__device__ bool for_each_unit(const LinearShape& shape, bool same_inputs, Body body) {
+__device__ bool for_each_unit(const LinearShape& shape, Body body) {
   for (uint32_t row_unit = 0; row_unit < shape.row_units; ++row_unit) {
     for (uint32_t column_unit = 0; column_unit < shape.column_units; ++column_unit) {
-      const bool fresh = shape.column_units > 1 || (row_unit == 0 && !same_inputs);
+      const bool fresh = shape.column_units > 1 || (row_unit == 0 && shape.same_inputs == 0);
       if (!body(row_unit, column_unit, fresh)) return false;
     }
   }
@@ -159,21 +176,15 @@ struct PageRing {
 // it takes to get the next tile's number and record.
 constexpr uint32_t pages_when_next = 4;
 
-__device__ inline uint32_t tile_pages(const LinearShape& shape) {
-  const uint32_t unit = (shape.columns_per_unit / block_columns + page_blocks - 1) / page_blocks;
-  const uint32_t rest = shape.column_blocks - (shape.column_units - 1) * (shape.columns_per_unit / block_columns);
-  return shape.row_blocks * ((shape.column_units - 1) * unit + (rest + page_blocks - 1) / page_blocks);
-}
-
 // Streams a tile's weights into the ring. `ring` is where the next page goes, `arriving` the oldest page on its way.
 __device__ inline bool stream_weights(uint32_t place, PageRing& ring, PageRing& arriving, uint32_t& on_the_way,
                                       uint64_t policy) {
   const TileSlot& tile = machine::slot(place);
   const LinearShape shape = linear_shape(tile);
-  uint32_t left = tile_pages(shape);
+  uint32_t left = shape.pages;
   const uint32_t next_at = min(left, pages_when_next);
   const auto* weights = machine::operand<const unsigned char>(tile, shape.places.weight);
-  return for_each_unit(shape, false, [&](uint32_t row_unit, uint32_t column_unit, bool) {
+  return for_each_unit(shape, [&](uint32_t row_unit, uint32_t column_unit, bool) {
     return for_each_page(shape, row_unit, column_unit, [&](uint32_t row_block, uint32_t column_block, uint32_t count) {
       if (left-- == next_at) machine::tile_begun(place);
       // Few pages on their way at a time: deep queues in the memory system delay signals and inputs
@@ -235,7 +246,7 @@ __device__ inline InputPlan plan_inputs(const TileSlot& tile, const LinearShape&
   plan.count = min(shape.columns - first, shape.columns_per_unit);
   plan.x = machine::operand<const float>(tile, shape.places.x) + first;
   plan.stride = machine::row_stride<float>(tile, shape.places.x);
-  plan.norm = shape.norm ? machine::operand<const float>(tile, shape.places.norm) + first : nullptr;
+  plan.norm = shape.norm != 0 ? machine::operand<const float>(tile, shape.places.norm) + first : nullptr;
   plan.bulk = MKRT_BULK_COPY != 0 && plan.count % 4 == 0 && reinterpret_cast<uint64_t>(plan.x) % 16 == 0 &&
               (shape.batch == 1 || plan.stride % 4 == 0) && reinterpret_cast<uint64_t>(plan.norm) % 16 == 0;
   return plan;
@@ -249,7 +260,7 @@ __device__ inline void begin_inputs(const LinearShape& shape, const InputPlan& p
   if (plan.bulk && ptx::lane_number() == 0) {
     // What consumers did to the buffer is ordered before the copy engine's accesses.
     ptx::fence_copy_engine();
-    ptx::barrier_expect(barrier, (shape.batch + (shape.norm ? 1 : 0)) * plan.count * 4);
+    ptx::barrier_expect(barrier, (shape.batch + shape.norm) * plan.count * 4);
   }
   __syncwarp();
 #endif
@@ -305,7 +316,7 @@ __device__ inline float split_activations(const LinearShape& shape, unsigned cha
         const uint32_t column = (first + i * 2 * machine::consumer_warps) * block_columns + in_block;
         // Reading behind the last column stays inside the block's shared memory; what is read there is not used.
         value[i] = *reinterpret_cast<const float2*>(row + column * 4);
-        if (shape.norm) factor[i] = *reinterpret_cast<const float2*>(norm + column);
+        if (shape.norm != 0) factor[i] = *reinterpret_cast<const float2*>(norm + column);
         if (column >= count) value[i].x = 0;
         if (column + 1 >= count) value[i].y = 0;
       }
@@ -313,7 +324,7 @@ __device__ inline float split_activations(const LinearShape& shape, unsigned cha
       for (uint32_t i = 0; i < at_once; ++i) {
         const uint32_t column = (first + i * 2 * machine::consumer_warps) * block_columns + in_block;
         sum += value[i].x * value[i].x + value[i].y * value[i].y;
-        if (shape.norm) {
+        if (shape.norm != 0) {
           value[i].x = column < count ? value[i].x * factor[i].x : 0;
           value[i].y = column + 1 < count ? value[i].y * factor[i].y : 0;
         }
@@ -326,7 +337,7 @@ __device__ inline float split_activations(const LinearShape& shape, unsigned cha
         }
       }
     }
-    if (shape.norm) {
+    if (shape.norm != 0) {
       for (uint32_t offset = 16; offset != 0; offset /= 2) sum += __shfl_xor_sync(ptx::full_mask, sum, offset);
       if (lane == b) mine = sum;
     }
@@ -373,7 +384,6 @@ struct Addend {
   float residual[2][2] = {{0, 0}, {0, 0}};  // [sequence g or g + 8][row 2q or 2q + 1]
 };
 __device__ inline void load_addend(const TileSlot& tile, const LinearShape& shape, uint32_t row_block, Addend& addend) {
-  if (tile.record.opcode != isa::opcode_linear) return;
   const uint32_t lane = ptx::lane_number();
   const uint32_t row = row_block * block_rows + lane % 4 * 2;
   const uint32_t rows = machine::operand_size<float>(tile, isa::linear::out);
@@ -399,7 +409,7 @@ struct ConsumerState {
   uint32_t sequence = 0;  // of the tile, in this block
   PageRing pages;
   const unsigned char* page_memory = machine::page(0);
-  InputTracker inputs;
+  InputLoads inputs;
   uint32_t partials = 0;  // units handed to the store warps so far
   float squares = 0;      // lane b: this warp's share of sequence b's sum of squares
 };
@@ -541,8 +551,7 @@ template <uint32_t halves>
 __device__ bool consume_linear(const TileSlot& tile, const LinearShape& shape, ConsumerState& state) {
   BlockSums sums[halves][unit_row_blocks];
   Addend addend;
-  const bool same = state.inputs.same_inputs(tile, shape.places.x, shape.column_units == 1);
-  return for_each_unit(shape, same, [&](uint32_t row_unit, uint32_t column_unit, bool fresh) {
+  return for_each_unit(shape, [&](uint32_t row_unit, uint32_t column_unit, bool fresh) {
     const uint32_t row_blocks = min(unit_row_blocks, shape.row_blocks - row_unit * unit_row_blocks);
     if (fresh) {
       if (!take_inputs(state)) return false;
@@ -555,7 +564,8 @@ __device__ bool consume_linear(const TileSlot& tile, const LinearShape& shape, C
         for (BlockSums& row : half) row = BlockSums{};
       }
       addend = Addend{};
-      if (state.warp < row_blocks) load_addend(tile, shape, row_unit * unit_row_blocks + state.warp, addend);
+      if (shape.adds != 0 && state.warp < row_blocks)
+        load_addend(tile, shape, row_unit * unit_row_blocks + state.warp, addend);
     }
     unsigned char* buffer = machine::activation_buffer(state.inputs.buffer());
     if (fresh) {
@@ -602,7 +612,7 @@ struct UnitProduct {
 // 1 / sqrt(mean of squares + epsilon), lane b for sequence b; 1 without a norm.
 __device__ inline float norm_scale(uint32_t number, const TileSlot& tile, const LinearShape& shape) {
   const uint32_t lane = ptx::lane_number() % machine::maximum_batch;
-  if (!shape.norm) return 1.0f;
+  if (shape.norm == 0) return 1.0f;
   float squares = 0;
 #pragma unroll
   for (uint32_t w = 0; w < machine::consumer_warps; ++w) squares += shared().sum_of_squares[number][w][lane];

@@ -33,6 +33,9 @@ constexpr uint32_t maximum_pages = 16;
 constexpr uint32_t partial_bytes = 18432;
 constexpr uint32_t maximum_batch = 16;
 
+// Room for what an instruction set prepares.
+constexpr uint32_t prepared_bytes = 96;
+
 // A tile on its way through the block. The fetch warp fills it, every role reads it.
 struct TileSlot {
   alignas(16) mkrt_record record;
@@ -47,6 +50,8 @@ struct TileSlot {
   uint32_t step;    // of the launch
   uint32_t epoch;   // of the entry
   uint32_t last;    // 1: no tile, the walk ends here
+  // What the instruction set works out of the tile, in the fetch warp as well.
+  alignas(16) unsigned char prepared[prepared_bytes];
 };
 static_assert(sizeof(TileSlot) % 16 == 0 && alignof(TileSlot) == 16);
 
@@ -404,7 +409,11 @@ static_assert(MKRT_RECORD_OPERANDS <= 16 && MKRT_RECORD_WAITS <= 8 && MKRT_RECOR
 // the block's own. In dynamic mode a block takes the next one when it is nearly done with streaming the one before, or
 // has begun to compute it where there is nothing to stream: a block that took more ahead would keep tiles from blocks
 // that are free sooner, and the slowest block is what the next record waits for (PERFORMANCE.md).
-__device__ inline void fetch_role() {
+//
+// `prepare(slot number)` lets the instruction set fill a decoded slot's `prepared`: what every role would otherwise
+// work out between two tiles, one instruction after the other.
+template <class Prepare>
+__device__ void fetch_role(Prepare prepare) {
   const bool dynamic = launch().queue_mode == MKRT_QUEUE_DYNAMIC;
   const uint32_t tiles_per_step = shared().first_tile[launch().record_count];
   const uint32_t lane = ptx::lane_number();
@@ -460,6 +469,8 @@ __device__ inline void fetch_role() {
     while (!__all_sync(ptx::full_mask, ptx::barrier_test(&shared().record_full[ring.place], ring.phase))) {
     }
     decode(ring.place);
+    prepare(ring.place);
+    __syncwarp();
     if (lane == 0) ptx::barrier_arrive(&shared().slot_full[ring.place]);
     ring.advance();
     number += gridDim.x;

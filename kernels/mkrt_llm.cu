@@ -39,7 +39,7 @@ struct CounterWait {
 };
 
 // The next load's buffer is free once the consumers have moved on to the load before it.
-__device__ inline bool begin_load(InputTracker& inputs) {
+__device__ inline bool begin_load(InputLoads& inputs) {
   ++inputs.loads;
   if (machine::wait_warp(&shared().input_free[inputs.buffer()], inputs.parity() ^ 1)) return true;
   --inputs.loads;
@@ -48,18 +48,16 @@ __device__ inline bool begin_load(InputTracker& inputs) {
 
 // Brings in the inputs of a tile. A load that was announced is finished even when the block is leaving, so that its
 // barrier completes. False when the block is leaving.
-__device__ inline bool bring_tile(const TileSlot& tile, InputTracker& inputs, CounterWait& wait) {
+__device__ inline bool bring_tile(const TileSlot& tile, InputLoads& inputs, CounterWait& wait) {
   if (!is_linear(tile.record.opcode)) {
     // Inputs are read by the consumers themselves; they only have to know that the counters were reached.
-    inputs.same_inputs(tile, 0, false);
     if (!begin_load(inputs)) return false;
     const bool reached = wait();
     if (MKRT_BULK_COPY == 0 || ptx::lane_number() == 0) ptx::barrier_arrive(&shared().input_full[inputs.buffer()]);
     return reached;
   }
   const LinearShape shape = linear_shape(tile);
-  const bool same = inputs.same_inputs(tile, shape.places.x, shape.column_units == 1);
-  return for_each_unit(shape, same, [&](uint32_t, uint32_t column_unit, bool fresh) {
+  return for_each_unit(shape, [&](uint32_t, uint32_t column_unit, bool fresh) {
     if (!fresh) return wait();
     if (!begin_load(inputs)) return false;
     const InputPlan plan = plan_inputs(tile, shape, column_unit);
@@ -72,7 +70,7 @@ __device__ inline bool bring_tile(const TileSlot& tile, InputTracker& inputs, Co
 
 __device__ void activation_role() {
   machine::Walk walk;
-  InputTracker inputs;
+  InputLoads inputs;
   for (; walk.next(); walk.release()) {
     machine::trace(walk.sequence, MKRT_TRACE_WAIT_BEGIN);
     CounterWait wait{walk.ring.place, walk.sequence};
@@ -88,7 +86,6 @@ __device__ void activation_role() {
 // A tile of an instruction without weights. False when the block is leaving.
 __device__ bool consume_small(uint32_t place, ConsumerState& state) {
   const TileSlot& tile = machine::slot(place);
-  state.inputs.same_inputs(tile, 0, false);
   if (!take_inputs(state) || !begin_partial(state)) return false;
   if (state.warp == 0) {
     machine::tile_begun(place);
@@ -134,12 +131,9 @@ __device__ void consumer_role(uint32_t warp) {
 __device__ bool store_tile(uint32_t place, uint32_t sequence, uint32_t& partials) {
   const TileSlot& tile = machine::slot(place);
   const bool linear = is_linear(tile.record.opcode);
-  LinearShape shape{};
+  const LinearShape shape = linear_shape(tile);
   StorePlan plan{};
-  if (linear) {
-    shape = linear_shape(tile);
-    plan = plan_store(tile);
-  }
+  if (linear) plan = plan_store(tile);
   const uint32_t units = linear ? shape.row_units : 1;
   Best best;
   for (uint32_t unit = 0; unit < units; ++unit, ++partials) {
@@ -224,7 +218,8 @@ __global__ void __launch_bounds__(mkrt::machine::block_threads, 1)
   if (warp < machine::consumer_warps) {
     llm::consumer_role(warp);
   } else if (warp == machine::fetch_warp) {
-    machine::fetch_role();
+    llm::InputOwner owner;
+    machine::fetch_role([&](uint32_t place) { llm::prepare_linear(place, owner); });
   } else if (warp == machine::weight_warp) {
     llm::weight_role();
   } else if (warp == machine::activation_warp) {
