@@ -99,15 +99,17 @@ __device__ inline mkrt_control* control() { return reinterpret_cast<mkrt_control
 
 // ---- waits that cannot hang ---------------------------------------------------------------------------------------
 
-// The part of wait_warp that takes long anyway. Out of line, as everything that is not on the way of every tile: what
-// the roles run must stay in the instruction cache (PERFORMANCE.md).
-__device__ __noinline__ bool keep_waiting(uint64_t* barrier, uint32_t parity) {
+// Waits as long as it takes, for a phase of a block's barrier; false when the block is leaving. All lanes of a warp call
+// it and agree. Inlined, like everything that a tile usually passes: a call costs a fetch of instructions from far away,
+// about 0.2 us, and so did every wait that ended in a function of its own (1001 -> 953 us, PERFORMANCE.md). Only what
+// is rare is out of line.
+__device__ inline bool keep_waiting(uint64_t* barrier, uint32_t parity) {
   while (!__all_sync(ptx::full_mask, ptx::barrier_test(barrier, parity))) {
     if (__any_sync(ptx::full_mask, ptx::load_relaxed_block(&shared().abort) != 0)) return false;
   }
   return true;
 }
-// Waits for a phase of a block's barrier; false when the block is leaving. All lanes of a warp call it and agree.
+// The same, where the phase is usually complete already.
 __device__ inline bool wait_warp(uint64_t* barrier, uint32_t parity) {
   return __all_sync(ptx::full_mask, ptx::barrier_test(barrier, parity)) || keep_waiting(barrier, parity);
 }
@@ -355,7 +357,7 @@ __device__ inline void bring_record(TileSlot& slot, const mkrt_record* record, u
 }
 
 // Works out what the tile means of its record: lane k operand k, lanes from 16 on waits, lanes from 24 on signals.
-__device__ __noinline__ void decode(uint32_t place) {
+__device__ inline void decode(uint32_t place) {
   TileSlot& slot = machine::slot(place);
   const uint32_t lane = ptx::lane_number();
   const mkrt_record& record = slot.record;

@@ -13,7 +13,7 @@ constexpr uint32_t consumer_threads = machine::consumer_warps * 32;
 __device__ inline uint32_t consumer_warp() { return threadIdx.x / 32; }
 
 // All consumer warps have come here, and see each other's shared memory. False when the block is leaving.
-__device__ __noinline__ bool synchronize_consumers() {
+__device__ inline bool synchronize_consumers() {
   uint32_t& count = shared().synchronizations[consumer_warp()];
   const uint32_t parity = count & 1;
   __syncwarp();
@@ -39,7 +39,7 @@ __device__ const Element* input(const TileSlot& tile, uint32_t number) {
   return machine::operand<const Element>(tile, number);
 }
 
-__device__ __noinline__ uint32_t embed(uint32_t place) {
+__device__ __forceinline__ uint32_t embed(uint32_t place) {
   const TileSlot& tile = machine::slot(place);
   const int32_t position = *input<int32_t>(tile, isa::embed::position);
   if (position < 0 || static_cast<uint32_t>(position) >= machine::operand_size<int32_t>(tile, isa::embed::tokens)) {
@@ -60,7 +60,7 @@ __device__ __noinline__ uint32_t embed(uint32_t place) {
   return 0;
 }
 
-__device__ __noinline__ uint32_t rotation(uint32_t place) {
+__device__ __forceinline__ uint32_t rotation(uint32_t place) {
   const TileSlot& tile = machine::slot(place);
   const auto position = static_cast<float>(*input<int32_t>(tile, isa::rotation::position));
   const auto* frequencies = input<float>(tile, isa::rotation::frequencies);
@@ -346,7 +346,7 @@ __device__ inline void append_row(const AttentionTile& a) {
   }
 }
 
-__device__ __noinline__ uint32_t attention(uint32_t place, uint32_t buffer_number, uint32_t partial_number) {
+__device__ __forceinline__ uint32_t attention(uint32_t place, uint32_t buffer_number, uint32_t partial_number) {
   const TileSlot& tile = machine::slot(place);
   const uint32_t warp = consumer_warp();
   AttentionTile a;
@@ -420,7 +420,7 @@ static_assert(machine::partial_bytes >= machine::consumer_warps * (256 + 2) * 4,
 constexpr uint32_t splits_at_once = 16;
 
 // A warp takes 32 elements of a head, one a lane; lane s also looks at the statistics of a split.
-__device__ __noinline__ uint32_t attention_combine(uint32_t place) {
+__device__ __forceinline__ uint32_t attention_combine(uint32_t place) {
   const TileSlot& tile = machine::slot(place);
   const uint32_t lane = ptx::lane_number();
   const uint32_t group = tile.record.parameter[isa::attention_combine::group];
@@ -470,7 +470,7 @@ __device__ __noinline__ uint32_t attention_combine(uint32_t place) {
   return done;
 }
 
-__device__ __noinline__ uint32_t choose(uint32_t place, uint32_t partial_number) {
+__device__ __forceinline__ uint32_t choose(uint32_t place, uint32_t partial_number) {
   const TileSlot& tile = machine::slot(place);
   const uint32_t warp = consumer_warp();
   const uint32_t candidates = machine::operand_size<float>(tile, isa::choose::best_value);
