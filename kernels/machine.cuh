@@ -99,10 +99,10 @@ __device__ inline mkrt_control* control() { return reinterpret_cast<mkrt_control
 
 // ---- waits that cannot hang ---------------------------------------------------------------------------------------
 
-// Waits as long as it takes, for a phase of a block's barrier; false when the block is leaving. All lanes of a warp call
-// it and agree. Inlined, like everything that a tile usually passes: a call costs a fetch of instructions from far away,
-// about 0.2 us, and so did every wait that ended in a function of its own (1001 -> 953 us, PERFORMANCE.md). Only what
-// is rare is out of line.
+// Waits as long as it takes, for a phase of a block's barrier; false when the block is leaving. All lanes of a warp
+// call it and agree. Inlined, like everything that a tile usually passes: a call costs a fetch of instructions from far
+// away, about 0.2 us, and so did every wait that ended in a function of its own (1001 -> 953 us, PERFORMANCE.md). Only
+// what is rare is out of line.
 __device__ inline bool keep_waiting(uint64_t* barrier, uint32_t parity) {
   while (!__all_sync(ptx::full_mask, ptx::barrier_test(barrier, parity))) {
     if (__any_sync(ptx::full_mask, ptx::load_relaxed_block(&shared().abort) != 0)) return false;
