@@ -43,10 +43,12 @@ __device__ __forceinline__ uint32_t embed(uint32_t place) {
   const TileSlot& tile = machine::slot(place);
   const int32_t position = *input<int32_t>(tile, isa::embed::position);
   if (position < 0 || static_cast<uint32_t>(position) >= machine::operand_size<int32_t>(tile, isa::embed::tokens)) {
-    return 1;
+    return isa::embed::fault_position_outside_token_list;
   }
   const int32_t token = input<int32_t>(tile, isa::embed::tokens)[position];
-  if (token < 0 || static_cast<uint32_t>(token) >= tile.record.parameter[isa::embed::vocabulary]) return 2;
+  if (token < 0 || static_cast<uint32_t>(token) >= tile.record.parameter[isa::embed::vocabulary]) {
+    return isa::embed::fault_token_outside_vocabulary;
+  }
   const uint32_t columns = tile.record.parameter[isa::embed::columns];
   const uint64_t column_blocks = (columns + block_columns - 1) / block_columns;
   const auto* row = input<__nv_bfloat16>(tile, isa::embed::table) +
@@ -370,7 +372,7 @@ __device__ __forceinline__ uint32_t attention(uint32_t place, uint32_t buffer_nu
   prepare_attention(tile, a, warp);
 
   if (position < 0 || static_cast<uint32_t>(position) >= tile.record.parameter[isa::attention::context]) {
-    return 1;
+    return isa::attention::fault_position_outside_cache;
   }
   a.position = static_cast<uint32_t>(position);
   const uint32_t share = (a.position + a.splits) / a.splits;  // ceil((position + 1) / splits)
@@ -495,11 +497,11 @@ __device__ __forceinline__ uint32_t choose(uint32_t place, uint32_t partial_numb
   const int32_t length = static_cast<int32_t>(machine::operand_size<int32_t>(tile, isa::choose::tokens));
   const int32_t now = *position;
   const bool idle = *active == 0;
-  if (now < 0 || now >= length) {
-    return 1;
-  }
+  // Every lane has read them before one writes.
   __syncwarp();
-  if (ptx::lane_number() != 0 || idle) return done;
+  if (idle) return done;
+  if (now < 0 || now >= length) return isa::choose::fault_position_outside_token_list;
+  if (ptx::lane_number() != 0) return done;
   for (uint32_t w = 1; w < machine::consumer_warps; ++w)
     take_better(best.value, best.index, parts[w].value, parts[w].index);
   if (best.index == INT32_MAX) best.index = indices[0];
