@@ -22,7 +22,8 @@ void describe_device(const std::shared_ptr<const Driver>& driver, uint32_t ordin
 // `device_memory`, copied, is the application's allocator; NULL: the driver's. Throws Failure (DEVICE, ARGUMENT,
 // UNSUPPORTED, OUT_OF_MEMORY, DRIVER). The mesh outlives its executables, these their sessions.
 std::unique_ptr<device::Mesh> create_mesh(std::shared_ptr<const base::Hooks> hooks,
-                                          std::shared_ptr<const Driver> driver, std::span<const mkrt_rank_desc> ranks,
+                                          const std::shared_ptr<const Driver>& driver,
+                                          std::span<const mkrt_rank_desc> ranks,
                                           const mkrt_device_memory_extension* device_memory);
 
 }  // namespace mkrt::cuda

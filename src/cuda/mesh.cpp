@@ -115,7 +115,8 @@ void describe_device(const std::shared_ptr<const Driver>& driver, uint32_t ordin
 }
 
 std::unique_ptr<device::Mesh> create_mesh(std::shared_ptr<const base::Hooks> hooks,
-                                          std::shared_ptr<const Driver> driver, std::span<const mkrt_rank_desc> ranks,
+                                          const std::shared_ptr<const Driver>& driver,
+                                          std::span<const mkrt_rank_desc> ranks,
                                           const mkrt_device_memory_extension* device_memory) {
   if (ranks.size() != 1) {
     throw base::Failure(MKRT_ERROR_UNSUPPORTED,

@@ -107,6 +107,7 @@ void Session::encode() {
     std::vector<mkrt_record> records(entry.records.size());
     memory::encode_entry(program, entry, executable_.layout(), addresses, executable_.totals(e), records);
     std::vector<uint32_t> first_tiles;
+    first_tiles.reserve(records.size() + 1);
     for (const mkrt_record& record : records) first_tiles.push_back(static_cast<uint32_t>(record.first_tile));
     first_tiles.push_back(static_cast<uint32_t>(entry.tile_count));
     const mkrt_launch& launch = launches_[e];
