@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "cli/error.hpp"
+#include "cli/format.hpp"
 
 namespace mkrt::cli {
 namespace {
@@ -61,6 +62,10 @@ std::vector<RankOptions> describe_ranks(const RunOptions& options, uint32_t rank
   return ranks;
 }
 
+std::string device_option(const DeviceInfo& device) {
+  return device.kind == MKRT_DEVICE_HOST ? "host" : "cuda:" + std::to_string(device.ordinal);
+}
+
 std::string metadata(const Program& program, const char* key) {
   try {
     return std::string(program.metadata(key));
@@ -93,11 +98,39 @@ std::vector<int32_t> metadata_tokens(const Program& program, const char* key) {
   return tokens;
 }
 
+void Decoder::keep_warning(void* decoder, uint32_t level, const char* message) {
+  std::string& warnings = static_cast<Decoder*>(decoder)->warnings_;
+  if (level <= MKRT_LOG_WARNING) warnings += (warnings.empty() ? "" : "; ") + std::string(message);
+}
+
+// Where the user named no device, a package that has nothing for the GPU runs on the host, and device_text says so.
+Executable Decoder::load(const RunOptions& options) {
+  // One thread reads cached files at about 10 GB/s, a GPU's bus takes up to 55; more than four share the same memory.
+  constexpr uint32_t loader_threads = 4;
+  try {
+    return Executable(program_, mesh_, 0, loader_threads);
+  } catch (const mkrt::Error& error) {
+    const bool may_change = options.device == "default" && mesh_.device_info().kind == MKRT_DEVICE_CUDA;
+    if (error.status() != MKRT_ERROR_UNSUPPORTED || !may_change) throw;
+    keep_warning(this, MKRT_LOG_WARNING, error.what());
+  }
+  RunOptions on_host = options;
+  on_host.device = "host";
+  mesh_ = Mesh(runtime_, describe_ranks(on_host, program_.info().rank_count));
+  return Executable(program_, mesh_);
+}
+
 Decoder::Decoder(const std::string& package, const RunOptions& options, Interrupt& interrupt)
     : interrupt_(interrupt),
+      runtime_([this] {
+        mkrt_runtime_desc desc{};
+        desc.user_data = this;
+        desc.log = keep_warning;
+        return desc;
+      }()),
       program_(runtime_, package),
       mesh_(runtime_, describe_ranks(options, program_.info().rank_count)),
-      executable_(program_, mesh_),
+      executable_(load(options)),
       session_(executable_),
       tokens_(find_model_tensor(program_, "tokens", MKRT_DTYPE_I32, 2)),
       positions_(find_model_tensor(program_, "positions", MKRT_DTYPE_I32, 1)),
@@ -113,6 +146,14 @@ Decoder::Decoder(const std::string& package, const RunOptions& options, Interrup
   execute_.entry = program_.find_entry("decode");
   execute_.queue_mode = options.queue == "static" ? MKRT_QUEUE_STATIC : MKRT_QUEUE_DYNAMIC;
   interrupt_.watch(&session_);
+}
+
+std::string Decoder::device_text() const {
+  const DeviceInfo device = mesh_.device_info();
+  std::string text =
+      device.name + ", " + device_option(device) + ", " + std::to_string(device.worker_count) + " workers";
+  if (mesh_.rank_count() > 1) text += " on each of " + std::to_string(mesh_.rank_count()) + " ranks";
+  return warnings_.empty() ? text : text + " (" + warnings_ + ")";
 }
 
 void Decoder::write(uint32_t tensor, std::span<const int32_t> values, uint64_t offset) {

@@ -25,6 +25,9 @@ struct RunOptions {
 // Throws Error where `options.device` is no device's name.
 std::vector<RankOptions> describe_ranks(const RunOptions& options, uint32_t rank_count);
 
+// The name that --device takes.
+std::string device_option(const DeviceInfo& device);
+
 // A metadata value; throws Error where the package has none.
 std::string metadata(const Program& program, const char* key);
 // The same as a number from 0 to 2^62.
@@ -42,6 +45,8 @@ class Decoder {
 
   const Program& program() const { return program_; }
   const Mesh& mesh() const { return mesh_; }
+  // What it runs on, such as "NVIDIA H200, cuda:0, 132 workers", and why where a default did not become a GPU.
+  std::string device_text() const;
   uint32_t batch() const { return batch_; }
   uint32_t context() const { return context_; }  // places of a token list
   uint32_t vocabulary() const { return vocabulary_; }
@@ -69,7 +74,12 @@ class Decoder {
   // The same on every rank.
   void write(uint32_t tensor, std::span<const int32_t> values, uint64_t offset = 0);
 
+  // Keeps the library's warnings; called while the constructor runs.
+  static void keep_warning(void* decoder, uint32_t level, const char* message);
+  Executable load(const RunOptions& options);
+
   Interrupt& interrupt_;
+  std::string warnings_;
   Runtime runtime_;
   Program program_;
   Mesh mesh_;

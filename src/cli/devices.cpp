@@ -7,11 +7,6 @@
 namespace mkrt::cli {
 namespace {
 
-// The name that --device takes.
-std::string device_option(const DeviceInfo& device) {
-  return device.kind == MKRT_DEVICE_HOST ? "host" : "cuda:" + std::to_string(device.ordinal);
-}
-
 nlohmann::ordered_json to_json(const DeviceInfo& device) {
   nlohmann::ordered_json out;
   out["device"] = device_option(device);

@@ -130,9 +130,10 @@ void make_tokens(Decoder& decoder, const GenerateOptions& options, uint32_t prom
   }
 }
 
-nlohmann::ordered_json to_json(const std::vector<int32_t>& prompt, const Text& text, bool has_text,
-                               const GenerateOptions& options, const Report& report) {
+nlohmann::ordered_json to_json(const Decoder& decoder, const std::vector<int32_t>& prompt, const Text& text,
+                               bool has_text, const GenerateOptions& options, const Report& report) {
   nlohmann::ordered_json out;
+  out["device"] = decoder.device_text();
   out["prompt_ids"] = prompt;
   out["ids"] = text.ids();
   out["text"] = has_text ? nlohmann::ordered_json(text.text()) : nullptr;
@@ -156,6 +157,8 @@ int generate(const GenerateOptions& options) {
   const auto prompt_size = static_cast<uint32_t>(prompt.size());
   const uint32_t most = std::min(options.max_tokens, decoder.context() - prompt_size);
 
+  if (!options.json) tell("running on " + decoder.device_text());
+
   Report report;
   Text text(tokenizer, !options.json);
   if (options.echo && options.prompt && !options.json) print(*options.prompt);
@@ -170,7 +173,7 @@ int generate(const GenerateOptions& options) {
     throw;
   }
   text.finish();
-  print(options.json ? to_json(prompt, text, tokenizer.has_value(), options, report).dump() + "\n" : "\n");
+  print(options.json ? to_json(decoder, prompt, text, tokenizer.has_value(), options, report).dump() + "\n" : "\n");
   return 0;
 }
 

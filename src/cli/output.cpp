@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <system_error>
 
@@ -20,6 +21,8 @@ void prepare_standard_streams() {
     if (open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY) != stream) std::abort();
   }
 }
+
+void tell(const std::string& sentence) { std::fprintf(stderr, "mkrt: %s\n", sentence.c_str()); }
 
 void print(std::string_view text) {
   while (!text.empty()) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <stdexcept>
+#include <string>
 #include <string_view>
 
 namespace mkrt::cli {
@@ -15,6 +16,9 @@ class OutputClosed : public std::exception {
 // Makes a closed pipe an error of write() instead of a signal, and keeps the numbers of closed standard streams from
 // being given to files that are opened later. To be called once, before anything else.
 void prepare_standard_streams();
+
+// A line for people beside the output proper: on standard error, as the tool's failures are.
+void tell(const std::string& sentence);
 
 // Writes all of `text` now. Throws OutputClosed where nobody reads, Error where writing fails.
 void print(std::string_view text);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/failure.hpp"
+#include "base/path.hpp"
 #include "compile/checkpoint.hpp"
 #include "compile/llm_isa.hpp"
 #include "compile/lower.hpp"
@@ -140,6 +141,33 @@ void copy_companions(const Options& options) {
   }
 }
 
+// Checks the images that the caller gives, and lists them as the package will hold them: by the name of their file.
+std::vector<package::Image> list_images(const std::vector<ImageFile>& files) {
+  std::vector<package::Image> images;
+  for (const ImageFile& file : files) {
+    package::Image image{file.target, base::utf8_path(base::system_path(file.path).filename())};
+    for (const package::Image& other : images) {
+      if (other.target != image.target && other.file != image.file) continue;
+      throw Failure(MKRT_ERROR_ARGUMENT,
+                    text("two images are for ", base::quoted(image.target), " or named ", base::quoted(image.file)));
+    }
+    images.push_back(std::move(image));
+  }
+  return images;
+}
+
+void copy_images(const Options& options, const std::vector<package::Image>& images) {
+  for (size_t i = 0; i < images.size(); ++i) {
+    const fs::path target = fs::path(options.output) / images[i].file;
+    std::error_code error;
+    fs::copy_file(base::system_path(options.images[i].path), target, fs::copy_options::overwrite_existing, error);
+    if (error) {
+      throw Failure(MKRT_ERROR_FILE, text(base::shown_path(options.images[i].path), " cannot be copied to ",
+                                          base::shown_path(target.string()), ": ", error.message()));
+    }
+  }
+}
+
 }  // namespace
 
 void compile_model(const Options& options, const ProgressCallback& progress) {
@@ -150,10 +178,12 @@ void compile_model(const Options& options, const ProgressCallback& progress) {
   const std::vector<BoundWeight> weights = bind_sources(plan.weights, checkpoint);
   checkpoint.refuse_unused(model.tied_embeddings);
   plan.program.metadata = make_metadata(model, choices, count_parameters(weights));
+  plan.program.images = list_images(options.images);
 
   create_output_folder(options);
   write_weights(weights, options.output + "/" + kWeightFile, progress);
   copy_companions(options);
+  copy_images(options, plan.program.images);
   // Last: a folder with a program.json is a whole package.
   package::write_program(plan.program, {.weights = {kWeightFile}, .sources = {}}, options.output + "/" + kProgramFile);
 }

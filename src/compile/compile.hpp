@@ -4,8 +4,15 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace mkrt::compile {
+
+// A kernel image for the package.
+struct ImageFile {
+  std::string target;  // such as "sm_90a"
+  std::string path;
+};
 
 struct Options {
   std::string model;       // folder with config.json and safetensors files
@@ -14,6 +21,7 @@ struct Options {
   uint32_t context = 0;    // positions of each sequence; 0: the model's limit, at most 4096
   uint32_t tile_rows = 0;  // rows of each matrix tile, a multiple of 16; 0: chosen by the matrix
   uint32_t splits = 0;     // tiles that share the positions of one key-value head; 0: chosen by the shape
+  std::vector<ImageFile> images = {};  // copied into the package; targets and file names differ
 };
 
 // Called from the thread that called compile_model, after each written piece of the weights.

@@ -19,6 +19,12 @@ using nlohmann::json;
 constexpr double kMargin = 0.02;
 constexpr double kTolerance = 0.02;
 
+// The one line that a run says beside the text.
+bool names_host(const std::string& line) {
+  return line.starts_with("mkrt: running on ") && line.find(", host, ") != std::string::npos &&
+         line.find('\n') + 1 == line.size();
+}
+
 Outcome generate(std::vector<std::string> options) {
   std::vector<std::string> arguments = {"generate", novelist_package(), "--device", "host"};
   arguments.insert(arguments.end(), options.begin(), options.end());
@@ -92,7 +98,7 @@ TEST_CASE("text streams in whole code points and is what --json reports") {
                                               temperature, "--max-tokens", "200"};
     const Outcome outcome = generate(options);
     REQUIRE(outcome.exit_code == 0);
-    CHECK(outcome.errors.empty());
+    CHECK(names_host(outcome.errors));
     CHECK(find_invalid_utf8(outcome.output) == std::string::npos);
     CHECK(outcome.output == generate_json(options)["text"].get<std::string>() + "\n");
   }
@@ -165,6 +171,26 @@ TEST_CASE("token numbers need no tokenizer") {
   CHECK(with_text.errors.find("tokenizer.json does not exist") != std::string::npos);
 }
 
+TEST_CASE("a run says which device it took, and where it was not the one that a user may expect, why") {
+  const json on_host = generate_json({"--prompt", "x", "--max-tokens", "1"});
+  CHECK(on_host["device"].get<std::string>().find(", host, ") != std::string::npos);
+  CHECK(on_host["device"].get<std::string>().find('(') == std::string::npos);
+
+  const json devices = json::parse(run_tool({"devices", "--json"}).output);
+  const TemporaryFolder folder;
+  const std::string package = folder.path() + "/package";
+  REQUIRE(run_tool({"compile", MKRT_TEST_DATA "/novelist", "-o", package, "--no-images"}).exit_code == 0);
+  const Outcome by_default = run_tool({"generate", package, "--prompt", "x", "--max-tokens", "1"});
+  REQUIRE_MESSAGE(by_default.exit_code == 0, by_default.errors);
+  CHECK(by_default.errors.find(", host, ") != std::string::npos);
+  CHECK(by_default.errors.find(devices.size() > 1 ? "no image" : "the default device is the host: there is no CUDA") !=
+        std::string::npos);
+  // Asked for by name, a GPU is never replaced.
+  const Outcome by_name = run_tool({"generate", package, "--prompt", "x", "--device", "cuda"});
+  CHECK(by_name.exit_code == 1);
+  CHECK(by_name.output.empty());
+}
+
 TEST_CASE("an interrupt ends generation between two code points") {
   ToolProcess process(
       {"generate", novelist_package(), "--device", "host", "--workers", "1", "--prompt", "x", "--max-tokens", "1000"});
@@ -172,7 +198,8 @@ TEST_CASE("an interrupt ends generation between two code points") {
   process.send_signal(SIGINT);
   const Outcome outcome = process.finish();
   CHECK(outcome.exit_code == 130);
-  CHECK(outcome.errors == "mkrt: interrupted\n");
+  REQUIRE(outcome.errors.ends_with("mkrt: interrupted\n"));
+  CHECK(names_host(outcome.errors.substr(0, outcome.errors.find('\n') + 1)));
   CHECK(outcome.output.ends_with("\n"));
   CHECK(find_invalid_utf8(outcome.output) == std::string::npos);
 }
@@ -183,7 +210,7 @@ TEST_CASE("a reader that leaves ends generation in silence") {
   process.close_output();
   const Outcome outcome = process.finish();
   CHECK(outcome.exit_code == 1);
-  CHECK(outcome.errors.empty());
+  CHECK(names_host(outcome.errors));
 }
 
 }  // namespace

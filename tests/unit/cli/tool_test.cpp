@@ -64,6 +64,38 @@ TEST_CASE("a command that fails ends with code 1") {
   check_failure({"inspect", folder.path()}, 1, "program.json");
 }
 
+TEST_CASE("compile puts kernel images into the package: those of a folder, or none") {
+  const TemporaryFolder folder;
+  const std::string package = folder.path() + "/package";
+  const std::string images = folder.path() + "/images";
+  std::filesystem::create_directory(images);
+  const auto compile_with = [&](std::vector<std::string> options) {
+    std::vector<std::string> arguments = {"compile", MKRT_TEST_DATA "/novelist", "-o", package};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    const Outcome outcome = run_tool(arguments);
+    REQUIRE_MESSAGE(outcome.exit_code == 0, outcome.errors);
+    return std::pair(outcome.output, json::parse(std::ifstream(package + "/program.json"))["images"]);
+  };
+  check_failure({"compile", MKRT_TEST_DATA "/novelist", "-o", package, "--images", images}, 1, "mkrt_llm.TARGET.cubin");
+  check_failure({"compile", "m", "-o", "p", "--images", "i", "--no-images"}, 2, "--no-images");
+  check_failure({"compile", "m", "-o", "p", "--images", folder.path() + "/nowhere"}, 1, "nowhere");
+  for (const char* name :
+       {"mkrt_llm.sm_90a.cubin", "mkrt_llm.sm_80.cubin", "mkrt_llm.cubin", "mkrt_llm..cubin", "notes"}) {
+    std::ofstream(images + "/" + name) << name;
+  }
+  const auto [said, listed] = compile_with({"--images", images});
+  CHECK(said.find("kernels for sm_80, sm_90a\n") != std::string::npos);
+  CHECK(listed == json::parse(R"([{"target": "sm_80", "file": "mkrt_llm.sm_80.cubin"},
+                                  {"target": "sm_90a", "file": "mkrt_llm.sm_90a.cubin"}])"));
+  std::string content;
+  std::ifstream(package + "/mkrt_llm.sm_90a.cubin") >> content;
+  CHECK(content == "mkrt_llm.sm_90a.cubin");
+  const auto [said_without, listed_without] = compile_with({"--no-images"});
+  CHECK(said_without.find("host device only") != std::string::npos);
+  CHECK(listed_without.empty());
+  CHECK(compile_with({}).second.size() == MKRT_BUILT_IMAGES);
+}
+
 TEST_CASE("devices lists the host last, with what a program needs to know") {
   const Outcome outcome = run_tool({"devices", "--json"});
   REQUIRE(outcome.exit_code == 0);

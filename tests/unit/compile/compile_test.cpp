@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -82,6 +83,31 @@ mkrt_status status_of(const compile::Options& options, std::string& sentence) {
 }
 
 }  // namespace
+
+TEST_CASE("kernel images are copied into the package and listed; those that cannot be are refused before it is one") {
+  const TemporaryFolder folder;
+  std::ofstream(folder.path("mkrt_llm.sm_80.cubin")) << "eighty";
+  std::ofstream(folder.path("other.cubin")) << "other";
+  compile::Options options{kNovelist, folder.path("package")};
+  options.images = {{"sm_80", folder.path("mkrt_llm.sm_80.cubin")}, {"sm_120", folder.path("other.cubin")}};
+  compile::compile_model(options);
+  const package::Program program = package::read_package(options.output);
+  REQUIRE(program.images.size() == 2);
+  CHECK(program.images[0].target == "sm_80");
+  CHECK(program.images[0].file == "mkrt_llm.sm_80.cubin");
+  CHECK(program.images[1].file == "other.cubin");
+  std::string content;
+  std::ifstream(folder.path("package/other.cubin")) >> content;
+  CHECK(content == "other");
+
+  std::string sentence;
+  options.images[1].target = "sm_80";
+  CHECK(status_of(options, sentence) == MKRT_ERROR_ARGUMENT);
+  options.images = {{"sm_80", folder.path("missing.cubin")}};
+  CHECK(status_of(options, sentence) == MKRT_ERROR_FILE);
+  CHECK(sentence.find("missing.cubin") != std::string::npos);
+  CHECK(!std::filesystem::exists(folder.path("package/program.json")));
+}
 
 TEST_CASE("a real model becomes a package that reads back, passes every check and tells hosts what they need") {
   const TemporaryFolder folder;
