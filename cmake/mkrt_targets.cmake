@@ -47,16 +47,20 @@ function(mkrt_component name)
   endforeach()
 endfunction()
 
-# mkrt_test(NAME SOURCES file... [DEPENDS component...] [LABELS label...]): a doctest program and its CTest entry.
-# Target `tests_LABEL` builds the tests of one label and nothing else.
+# mkrt_test(NAME SOURCES file... [MAIN file] [DEPENDS component...] [LABELS label...]): a doctest program and its CTest
+# entry, with the main function of tests/doctest_main.cpp or one of its own. Target `tests_LABEL` builds the tests of
+# one label and nothing else.
 function(mkrt_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;DEPENDS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "MAIN" "SOURCES;DEPENDS;LABELS")
   if(NOT TARGET mkrt_doctest_main)  # compiled once for all tests: it takes longer than most of them
     add_library(mkrt_doctest_main OBJECT "${PROJECT_SOURCE_DIR}/tests/doctest_main.cpp")
     target_link_libraries(mkrt_doctest_main PRIVATE mkrt_flags)
   endif()
-  add_executable(${name} ${arg_SOURCES})
-  target_link_libraries(${name} PRIVATE mkrt_flags mkrt_doctest_main)
+  add_executable(${name} ${arg_SOURCES} ${arg_MAIN})
+  target_link_libraries(${name} PRIVATE mkrt_flags)
+  if(NOT arg_MAIN)
+    target_link_libraries(${name} PRIVATE mkrt_doctest_main)
+  endif()
   foreach(dependency IN LISTS arg_DEPENDS)
     target_link_libraries(${name} PRIVATE mkrt_${dependency})
   endforeach()

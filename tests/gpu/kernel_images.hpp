@@ -1,0 +1,24 @@
+// The kernels that this build made.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "compile/compile.hpp"
+
+namespace mkrt::test {
+
+// "mkrt_llm.sm_90a.cubin" in the build's kernel folder is an image for target sm_90a.
+inline std::vector<mkrt::compile::ImageFile> kernel_images() {
+  std::vector<mkrt::compile::ImageFile> images;
+  std::error_code missing;
+  for (const auto& file : std::filesystem::directory_iterator(MKRT_KERNEL_FOLDER, missing)) {
+    const std::string name = file.path().filename().string(), prefix = "mkrt_llm.", suffix = ".cubin";
+    if (!name.starts_with(prefix) || !name.ends_with(suffix)) continue;
+    images.push_back({name.substr(prefix.size(), name.size() - prefix.size() - suffix.size()), file.path().string()});
+  }
+  return images;
+}
+
+}  // namespace mkrt::test

@@ -1,0 +1,254 @@
+#!/usr/bin/env bash
+# Builds mkrt and runs everything that needs a GPU, on a machine that has only gcc, CMake, Ninja, nvcc, doctest and
+# nlohmann/json (and Python with torch and transformers for the step "reference").
+#
+#   tests/gpu/run.sh [STEP...] [RESULTS-FOLDER]
+#
+# Steps: build gpu-tests sanitizer reference bench; all of them where none is named. A step that fails or takes too long
+# does not stop the others. Results go to RESULTS-FOLDER (tests/bench/results) as DATE-GPU-WHAT.json and .txt, each with
+# device, driver, date and commit; a table of what passed comes last.
+#
+# From the environment:
+#   COMMIT  what is measured; otherwise git is asked
+#   ALL=1   cubins for every architecture, instead of the present GPU's alone
+#   FULL=1  64 positions on one SM for large models too, instead of 8
+#   LIMIT   seconds for everything, 540: what would take longer is cut off
+#   BUILD   build folder, build/gpu
+#   WORK    folder for models and packages, some 20 GB, kept for the next run; in memory where there is plenty
+#   JOBS    of the build, all cores
+set -uo pipefail
+script=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/$(basename "${BASH_SOURCE[0]}")
+cd "$(dirname "$script")/../.." || exit 2
+
+export BUILD=${BUILD:-build/gpu}
+if [[ -z ${WORK:-} ]]; then
+  free_kb=$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)
+  if ((${free_kb:-0} > 40000000)); then WORK=/dev/shm/mkrt-gpu; else WORK=${TMPDIR:-/tmp}/mkrt-gpu; fi
+fi
+export WORK
+
+shapes=(llama-3.2-1b qwen2.5-0.5b qwen3-0.6b smollm-135m)
+large_shapes=(llama-3.2-1b qwen2.5-0.5b qwen3-0.6b)  # one SM takes 20 to 100 ms for a step of these
+batches=(1 3 16)
+context=2048  # of every package: the largest that is measured is 1024
+steps=(build gpu-tests sanitizer reference bench)
+
+# ---- What steps do: each of these runs in a process of its own, with a time limit ----------------------------------
+
+ask_gpu() { nvidia-smi --id=0 "--query-gpu=$1" --format=csv,noheader 2>/dev/null | head -n 1; }
+
+program() { find "$BUILD/tests" -name "$1" -type f -perm -u+x | head -n 1; }
+
+do_build() {
+  local architectures=() capability
+  capability=$(ask_gpu compute_cap | tr -d .)
+  # Architecture-specific code for Hopper, as in cmake/mkrt_cuda.cmake.
+  [[ $capability != 90 ]] || capability=90a
+  [[ -n ${ALL:-} || -z $capability ]] || architectures=("-DMKRT_CUDA_ARCHITECTURES=sm_$capability")
+  cmake -S . -B "$BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release "${architectures[@]}" || return
+  cmake --build "$BUILD" -j "${JOBS:-$(nproc)}" --target tests_gpu cuda_benchmarks
+}
+
+# Packages of every shape and batch, all shapes at a time. Those that are newer than the kernels and the compiler stay.
+do_packages() {
+  local maker shape stamp process status=0 processes=()
+  maker=$(program model_package)
+  [[ -n $maker ]] || return 1
+  for shape in "${shapes[@]}"; do
+    stamp=$WORK/$shape/made
+    [[ ! -f $stamp || $maker -nt $stamp || -n $(find "$BUILD/kernels" -name '*.cubin' -newer "$stamp") ]] || continue
+    { "$maker" "$shape" "$WORK/$shape" "$context" "${batches[@]}" && touch "$WORK/$shape/made"; } &
+    processes+=("$!")
+  done
+  "$maker" tests/data/novelist "$WORK/novelist" 0 1 || status=1
+  for process in "${processes[@]}"; do wait "$process" || status=1; done
+  du -sh "$WORK"
+  return "$status"
+}
+
+do_tests() { MKRT_REQUIRE_GPU=1 ctest --test-dir "$BUILD" -L gpu -V --no-tests=error; }
+
+# do_sanitize TOOL: few SMs, because the tool slows every access and results do not depend on their number.
+do_sanitize() {
+  compute-sanitizer --tool "$1" --error-exitcode 9 "$(program decode_logits)" "$WORK/novelist/batch-1" \
+    "$WORK/sanitized-$1" 4 8 1
+}
+
+# do_reference OUTPUT SM-LIMITS SHAPE...
+do_reference() {
+  local limits
+  read -ra limits <<<"$2"
+  python3 tests/gpu/reference.py --decode-logits "$(program decode_logits)" --models "$WORK" --output "$1" \
+    --batches "${batches[@]}" --sm-limits "${limits[@]}" --shapes "${@:3}"
+}
+
+do_execute_cost() { "$(program mkrt_bench_cuda_execute_cost)" "$WORK/novelist/batch-1" >"$1"; }
+do_upload() { "$(program mkrt_bench_cuda_upload)" "$WORK/${shapes[0]}/batch-1" >"$1"; }
+do_decode() {
+  local shape batch status=0
+  : >"$1"
+  for shape in "${shapes[@]}"; do
+    for batch in "${batches[@]}"; do
+      "$(program mkrt_bench_cuda_decode)" "$WORK/$shape/batch-$batch" 128 1024 >>"$1" || status=1
+    done
+  done
+  return "$status"
+}
+
+if [[ ${1:-} == --do ]]; then
+  "do_$2" "${@:3}"
+  exit
+fi
+
+# ---- Arguments and results -----------------------------------------------------------------------------------------
+
+chosen=()
+results=tests/bench/results
+for argument in "$@"; do
+  case "$argument" in
+    -h | --help)
+      sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$script"
+      exit 0
+      ;;
+    build | gpu-tests | sanitizer | reference | bench) chosen+=("$argument") ;;
+    -*)
+      printf 'unknown option %s\n' "$argument" >&2
+      exit 2
+      ;;
+    *) results=$argument ;;
+  esac
+done
+((${#chosen[@]})) || chosen=("${steps[@]}")
+mkdir -p "$results" "$WORK" || exit 2
+results=$(cd "$results" && pwd)
+
+DEVICE=$(ask_gpu name)
+DRIVER=$(ask_gpu driver_version)
+COMMIT=${COMMIT:-$(git rev-parse HEAD 2>/dev/null || echo unknown)}
+export DEVICE DRIVER COMMIT
+slug=$(printf '%s' "${DEVICE:-no-gpu}" | sed 's/^NVIDIA //' | tr '[:upper:] ' '[:lower:]-' | tr -cd 'a-z0-9-')
+prefix=$results/$(date -u +%Y-%m-%d)-$slug
+
+header() {
+  printf 'device: %s\ndriver: %s\ndate: %s\ncommit: %s\n' "${DEVICE:-none}" "${DRIVER:-none}" \
+    "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$COMMIT"
+}
+# Begins a result file of text, which the commands after it fill.
+open_log() {
+  log=$prefix-$1.txt
+  header >"$log"
+}
+
+# finish_json FILE...: each holds JSON values one after the other; becomes one object with device, driver, date, commit.
+finish_json() {
+  python3 - "$@" <<'PYTHON'
+import datetime, json, os, sys
+
+for name in sys.argv[1:]:
+    if not os.path.exists(name):
+        continue
+    with open(name) as file:
+        text = file.read().strip()
+    results = []
+    while text:
+        try:
+            value, end = json.JSONDecoder().raw_decode(text)
+        except ValueError:  # of a program that was cut off
+            break
+        results.append(value)
+        text = text[end:].lstrip()
+    whole = {
+        "device": os.environ["DEVICE"],
+        "driver": os.environ["DRIVER"],
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": os.environ["COMMIT"],
+        "results": results,
+    }
+    with open(name, "w") as file:
+        json.dump(whole, file, indent=1)
+        file.write("\n")
+PYTHON
+}
+
+table=()
+failed=0
+end=$((SECONDS + ${LIMIT:-540}))
+log=/dev/null
+# attempt NAME SECONDS FUNCTION ARGUMENT...: runs do_FUNCTION for at most so long; output goes to the terminal and $log.
+attempt() {
+  local name=$1 limit=$2 begin=$SECONDS status outcome=ok
+  shift 2
+  ((limit <= end - SECONDS)) || limit=$((end - SECONDS))
+  printf '\n== %s\n' "$name"
+  if ((limit > 0)); then
+    timeout --kill-after=5 "$limit" bash "$script" --do "$@" 2>&1 | tee -a "$log"
+    status=${PIPESTATUS[0]}
+  else
+    status=124
+  fi
+  if ((status == 124 || status == 137)); then
+    outcome="FAILED: longer than $limit s"
+  elif ((status != 0)); then
+    outcome="FAILED: status $status"
+  fi
+  [[ $outcome == ok ]] || failed=1
+  table+=("$(printf '%-30s %-28s %4d s' "$name" "$outcome" $((SECONDS - begin)))")
+  [[ $outcome == ok ]]
+}
+wanted() { [[ " ${chosen[*]} " == *" $1 "* ]]; }
+
+# ---- Steps ---------------------------------------------------------------------------------------------------------
+
+header
+[[ -n $DEVICE ]] || printf 'nvidia-smi names no GPU: what needs one fails or is skipped\n'
+
+if wanted build; then
+  open_log build
+  attempt build 300 build
+fi
+
+if wanted gpu-tests; then
+  open_log gpu-tests
+  attempt "tests on the GPU" 240 tests
+fi
+
+if wanted sanitizer || wanted reference || wanted bench; then
+  log=/dev/null
+  attempt "models and packages" 150 packages
+fi
+
+if wanted sanitizer; then
+  open_log sanitizer
+  for tool in memcheck racecheck synccheck; do attempt "compute-sanitizer $tool" 60 sanitize "$tool"; done
+fi
+
+if wanted reference; then
+  log=/dev/null
+  one_sm=1:8
+  [[ -z ${FULL:-} ]] || one_sm=1
+  small_shapes=()
+  for shape in "${shapes[@]}"; do
+    [[ " ${large_shapes[*]} " == *" $shape "* ]] || small_shapes+=("$shape")
+  done
+  attempt "reference, large models" 200 reference "$WORK/large.json" "0 64 $one_sm" "${large_shapes[@]}"
+  attempt "reference, small models" 100 reference "$WORK/small.json" "0 64 1" "${small_shapes[@]}"
+  cat "$WORK/large.json" "$WORK/small.json" >"$prefix-reference.json" 2>/dev/null
+  rm -f "$WORK/large.json" "$WORK/small.json"
+  finish_json "$prefix-reference.json"
+fi
+
+if wanted bench; then
+  log=/dev/null
+  attempt "cost of an execute" 60 execute_cost "$prefix-execute-cost.json"
+  attempt "upload of weights" 60 upload "$prefix-upload.json"
+  attempt "decoding" 120 decode "$prefix-decode.json"
+  finish_json "$prefix-execute-cost.json" "$prefix-upload.json" "$prefix-decode.json"
+fi
+
+{
+  header
+  printf '%s\n' "${table[@]}"
+} >"$prefix-summary.txt"
+printf '\n'
+cat "$prefix-summary.txt"
+exit "$failed"
