@@ -209,6 +209,18 @@ void expect_new_name(const JsonView& view, const std::vector<Definition>& before
   if (index_of(before, name)) view.member("name").fail(base::text(what, " ", base::quoted(name), " is there twice"));
 }
 
+std::vector<uint32_t> parse_dimensions(const JsonView& view) {
+  std::vector<uint32_t> out;
+  view.expect_array(0, MKRT_TILE_DIMENSIONS);
+  view.each_element([&](const JsonView& element) {
+    const auto dimension = static_cast<uint32_t>(element.unsigned_integer(0, MKRT_TILE_DIMENSIONS - 1));
+    // One form for one meaning, as the fingerprint is computed of it.
+    if (!out.empty() && dimension <= out.back()) element.fail("dimensions are not in ascending order");
+    out.push_back(dimension);
+  });
+  return out;
+}
+
 OperandDefinition parse_operand(const JsonView& view) {
   OperandDefinition out;
   out.name = view.member("name").name();
@@ -223,13 +235,17 @@ OperandDefinition parse_operand(const JsonView& view) {
     out.dtypes.push_back(dtype);
   });
   if (const auto optional = view.find("optional")) out.optional = optional->boolean();
+  const auto shared = view.find("shared_dimensions");
+  if (shared && out.access != Access::append) shared->fail("only operands of access \"append\" have shared dimensions");
+  if (!shared && out.access == Access::append) view.fail("access \"append\" needs \"shared_dimensions\"");
+  if (shared) out.shared_dimensions = parse_dimensions(*shared);
   return out;
 }
 
 void parse_operands(const JsonView& view, OpcodeDefinition& out) {
   view.expect_array(0, MKRT_RECORD_OPERANDS);
   view.each_element([&](const JsonView& element) {
-    element.expect_members({"name", "access", "dtypes"}, {"optional"});
+    element.expect_members({"name", "access", "dtypes"}, {"optional", "shared_dimensions"});
     expect_new_name(element, out.operands, "operand");
     out.operands.push_back(parse_operand(element));
   });
@@ -303,6 +319,7 @@ void add_opcode(CanonicalBytes& out, const OpcodeDefinition& opcode) {
     out.add(static_cast<uint32_t>(operand.access));
     out.add_array(operand.dtypes, [&](Dtype dtype) { out.add(static_cast<uint32_t>(dtype)); });
     out.add(static_cast<uint32_t>(operand.optional));
+    out.add_array(operand.shared_dimensions, [&](uint32_t dimension) { out.add(dimension); });
   });
   out.add_array(opcode.parameters, [&](const ParameterDefinition& parameter) {
     out.add(parameter.name);

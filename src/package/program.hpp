@@ -62,6 +62,7 @@ struct OperandDefinition {
   Access access = Access::read;
   std::vector<Dtype> dtypes;  // allowed ones, at least one
   bool optional = false;
+  std::vector<uint32_t> shared_dimensions{};  // of the grid, ascending; empty unless access is append
 };
 
 struct ParameterDefinition {

@@ -212,10 +212,15 @@ std::string json_record(const Record& record, const Entry& entry, const Program&
 }
 
 std::string json_operand_definition(const OperandDefinition& operand) {
-  return "{\"name\": " + json_string(operand.name) + ", \"access\": \"" + std::string(json_access(operand.access)) +
-         "\", \"dtypes\": " +
-         json_array(operand.dtypes, operand.dtypes.size(), [](Dtype dtype) { return json_string(dtype_name(dtype)); }) +
-         (operand.optional ? ", \"optional\": true}" : "}");
+  std::string out =
+      "{\"name\": " + json_string(operand.name) + ", \"access\": \"" + std::string(json_access(operand.access)) +
+      "\", \"dtypes\": " +
+      json_array(operand.dtypes, operand.dtypes.size(), [](Dtype dtype) { return json_string(dtype_name(dtype)); });
+  if (operand.optional) out += ", \"optional\": true";
+  if (operand.access == Access::append) {
+    out += ", \"shared_dimensions\": " + json_numbers(operand.shared_dimensions, operand.shared_dimensions.size());
+  }
+  return out + "}";
 }
 
 /* ---- program.json ----------------------------------------------------------------------------------------------- */

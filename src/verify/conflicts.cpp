@@ -19,7 +19,7 @@ struct Access {
   uint32_t rank = 0;     // whose tiles
   bool writes = false;
   bool appends = false;
-  bool is_apart = false;  // no two different tiles of this access touch the same element (appends: unless all do)
+  bool is_apart = false;  // no two different tiles of this access touch the same element, but for a shared slice
 };
 
 // All accesses of one record to one instance of a tensor.
@@ -180,8 +180,8 @@ void InstanceCheck::check_within(Cluster& cluster) {
 void InstanceCheck::check_apart(const Cluster& cluster, Access& access) {
   const Operand& operand = operand_of(cluster, access);
   Box whole{{}, record_of(cluster).grid};
-  if (access.appends) {  // tiles may share a slice, as whole slices
-    for (size_t d = 0; d < whole.count.size(); ++d) {
+  if (access.appends) {  // tiles may share a slice, as whole slices: one of them stands for all
+    for (uint32_t d : context_.opcode(cluster.record).operands[access.operand].shared_dimensions) {
       if (operand.strides[d] == 0) whole.count[d] = 1;
     }
   }

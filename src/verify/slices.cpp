@@ -43,6 +43,22 @@ void check_selector(const Slice& slice, const mkrt_rank_selector& selector) {
   if (selector.mode == MKRT_RANK_ALL && reads) slice.fail("is read from all ranks; only writes may name all");
 }
 
+// Tiles that share an append slice decide by what they read which of them writes: they must read the same.
+void check_sharing(const Slice& slice) {
+  for (uint32_t d : slice.definition.shared_dimensions) {
+    if (slice.record.grid[d] == 1 || slice.operand.strides[d] != 0) continue;
+    for (size_t other = 0; other < slice.record.operands.size(); ++other) {
+      const package::OperandDefinition& definition = slice.context.opcode(slice.record_index).operands[other];
+      const std::optional<Operand>& operand = slice.record.operands[other];
+      if (!operand || definition.access != Access::read) continue;
+      const bool same_rank = operand->rank.mode != MKRT_RANK_RELATIVE || operand->rank.dimension != d;
+      if (operand->strides[d] == 0 && same_rank) continue;
+      slice.fail(base::text("is shared by tiles that differ in dimension ", d, ", in which operand ",
+                            base::quoted(definition.name), " differs; they must read the same"));
+    }
+  }
+}
+
 // Everything becomes bytes in the encoded table, so everything must fit in 63 bits as bytes, used or not.
 void check_magnitudes(const Slice& slice) {
   const Operand& operand = slice.operand;
@@ -145,6 +161,7 @@ void check_slices(const Context& context, uint32_t record_index) {
         context, record_index, record, opcode.operands[number], operand, context.program.tensors[operand.tensor]};
     check_rank_selector(context, record_index, operand.rank, slice.text());
     check_selector(slice, operand.rank);
+    check_sharing(slice);
     check_magnitudes(slice);
     check_bounds(slice);
   }

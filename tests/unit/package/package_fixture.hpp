@@ -91,7 +91,7 @@ class PackageFixture {
         {"name": "sum",
          "operands": [
            {"name": "x", "access": "read", "dtypes": ["f32"]},
-           {"name": "rows", "access": "append", "dtypes": ["f16"]},
+           {"name": "rows", "access": "append", "dtypes": ["f16"], "shared_dimensions": [0, 2]},
            {"name": "out", "access": "write", "dtypes": ["f32"]}],
          "parameters": [], "constraints": [], "faults": []}]},
       "images": [],

@@ -103,6 +103,7 @@ TEST_CASE("a program that is written and read is the same program") {
   const Program after = read_package(fixture.folder().path());
   CHECK(after.rank_count == before.rank_count);
   CHECK(after.isa.fingerprint == before.isa.fingerprint);
+  CHECK(after.isa.opcodes[1].operands[1].shared_dimensions == std::vector<uint32_t>{0, 2});
   REQUIRE(after.images.size() == 1);
   CHECK(after.images[0].target == "sm_90a");
   REQUIRE(after.metadata.size() == before.metadata.size());

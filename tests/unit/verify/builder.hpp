@@ -114,7 +114,12 @@ class Builder {
   }
   Builder& read(const Slice& slice, const std::string& name = "") { return operand(Access::read, slice, name); }
   Builder& write(const Slice& slice, const std::string& name = "") { return operand(Access::write, slice, name); }
-  Builder& append(const Slice& slice, const std::string& name = "") { return operand(Access::append, slice, name); }
+  // `shared_dimensions` as in the operand's definition.
+  Builder& append(const Slice& slice, const std::vector<uint32_t>& shared_dimensions, const std::string& name = "") {
+    operand(Access::append, slice, name);
+    program_.isa.opcodes.back().operands.back().shared_dimensions = shared_dimensions;
+    return *this;
+  }
 
   Builder& absent_operand(const std::string& name) {
     package::OperandDefinition definition;

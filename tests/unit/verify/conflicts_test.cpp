@@ -201,7 +201,7 @@ TEST_CASE("tiles of a step may share the slice that they append to") {
     const uint32_t c = builder.counter("c");
     builder.record("attention", {4, 3});
     if (waits) builder.wait({.counter = c, .step = -1});
-    builder.append({.tensor = cache, .size = size, .strides = {100, 0}}, "k_cache").signal({.counter = c});
+    builder.append({.tensor = cache, .size = size, .strides = {100, 0}}, {1}, "k_cache").signal({.counter = c});
     return builder;
   };
   CHECK_NOTHROW(check(attention(100, true).program()));
@@ -209,9 +209,19 @@ TEST_CASE("tiles of a step may share the slice that they append to") {
   Builder overlapping = attention(100, true);
   overlapping.last_record().operands[0]->strides[0] = 99;
   CHECK(contains(refusal(overlapping.program()).message, "element 99"));
-  SUBCASE("but not with another operand") {
+  SUBCASE("but only those that differ in a shared dimension") {
     Builder builder = attention(100, true);
-    builder.append({.tensor = 0, .size = 100, .strides = {100, 0}}, "v_cache");
+    builder.last_record().operands[0]->strides[0] = 0;  // all sequences in the rows of one
+    check_refused(builder.program(), 0, 3, 0, {"writes element 0", "tile 0 [0, 0]", "k_cache"});
+    builder = attention(100, true);
+    builder.program().isa.opcodes[0].operands[0].shared_dimensions = {0};
+    check_refused(builder.program(), 0, 1, 0, {"writes element 0", "tile 0 [0, 0]", "k_cache"});
+    builder.program().isa.opcodes[0].operands[0].shared_dimensions = {};
+    check_refused(builder.program(), 0, 1, 0, {"writes element 0", "tile 0 [0, 0]", "k_cache"});
+  }
+  SUBCASE("nor with another operand") {
+    Builder builder = attention(100, true);
+    builder.append({.tensor = 0, .size = 100, .strides = {100, 0}}, {1}, "v_cache");
     CHECK(contains(refusal(builder.program()).message, "v_cache"));
     builder.program().isa.opcodes[0].operands[1].access = Access::read;
     CHECK(contains(refusal(builder.program()).message, "v_cache"));
@@ -226,7 +236,7 @@ TEST_CASE("tiles of a step may share the slice that they append to") {
     const uint32_t cache = builder.tensor("cache", 400, MKRT_TENSOR_STATE);
     const uint32_t c = builder.counter("c");
     builder.record("attention").wait({.counter = c, .step = -1});
-    builder.append({.tensor = cache, .rank = fixed_rank(0)}).signal({.counter = c, .rank = kAll});
+    builder.append({.tensor = cache, .rank = fixed_rank(0)}, {0}).signal({.counter = c, .rank = kAll});
     CHECK(contains(refusal(builder.program()).message, "of rank 0"));
   }
 }

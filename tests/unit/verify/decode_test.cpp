@@ -119,7 +119,7 @@ class DecodeBuilder : public Builder {
     read({.tensor = rotation_, .size = size, .strides = {size}}, "rotation");
     read({.tensor = qkv_, .size = group_ * size, .strides = {qkv_rows_, head_rows}}, "q");
     read({.tensor = qkv_, .offset = group_ * size, .size = 2 * size, .strides = {qkv_rows_, head_rows}}, "kv");
-    append({.tensor = cache, .size = cache_rows, .strides = {kv_heads_ * cache_rows, cache_rows}}, "k_cache");
+    append({.tensor = cache, .size = cache_rows, .strides = {kv_heads_ * cache_rows, cache_rows}}, {2}, "k_cache");
     const uint64_t out = group_ * size;
     const uint64_t splits = shape_.splits;
     write({.tensor = partial_, .size = out, .strides = {kv_heads_ * splits * out, splits * out, out}}, "out");

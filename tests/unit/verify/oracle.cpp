@@ -83,7 +83,7 @@ Oracle::Node Oracle::make_node(const package::Program& program, uint32_t step, u
                                uint32_t tile) const {
   const package::Record& record = program.entries[0].records[record_number];
   const Indices indices = indices_of(record, tile);
-  Node node{step, rank, record_number, tile, {}, {}, {}};
+  Node node{step, rank, record_number, tile, indices, {}, {}, {}};
   for (const package::Wait& wait : record.waits) {
     NodeWait node_wait;
     const uint32_t first = counter_of(wait, indices);
@@ -99,10 +99,12 @@ Oracle::Node Oracle::make_node(const package::Program& program, uint32_t step, u
   }
   for (uint32_t o = 0; o < record.operands.size(); ++o) {
     const package::Operand& operand = *record.operands[o];
-    const package::Access access = program.isa.opcodes[record.opcode].operands[o].access;
+    const package::OperandDefinition& definition = program.isa.opcodes[record.opcode].operands[o];
+    const package::Access access = definition.access;
     for (uint32_t target : ranks_of(operand.rank, rank, indices, rank_count_)) {
       node.accesses.push_back({o, operand.tensor * rank_count_ + target, access != package::Access::read,
-                               access == package::Access::append, elements_of(operand, rank, indices)});
+                               access == package::Access::append, definition.shared_dimensions,
+                               elements_of(operand, rank, indices)});
     }
   }
   return node;
@@ -179,13 +181,34 @@ void Oracle::check_phases() {
   }
 }
 
+bool Oracle::read_the_same(const Node& a, const Node& b) {
+  for (const NodeAccess& x : a.accesses) {
+    if (x.writes) continue;
+    const bool is_there = std::any_of(b.accesses.begin(), b.accesses.end(), [&](const NodeAccess& y) {
+      return x.operand == y.operand && x.instance == y.instance && x.elements == y.elements;
+    });
+    if (!is_there) return false;
+  }
+  return true;
+}
+
+// Whether the two tiles are of those among which only one writes to the slice that both append to.
+bool Oracle::may_share(const Node& a, const NodeAccess& x, const Node& b, const NodeAccess& y) {
+  if (a.step != b.step || a.record != b.record || a.rank != b.rank) return false;
+  if (!x.appends || x.operand != y.operand || x.elements != y.elements) return false;
+  for (uint32_t d = 0; d < 4; ++d) {
+    const bool is_shared =
+        std::find(x.shared_dimensions.begin(), x.shared_dimensions.end(), d) != x.shared_dimensions.end();
+    if (!is_shared && a.indices[d] != b.indices[d]) return false;
+  }
+  return read_the_same(a, b);
+}
+
 bool Oracle::conflict(const Node& a, const Node& b) const {
-  const bool is_same_step = a.step == b.step && a.record == b.record && a.rank == b.rank;
   for (const NodeAccess& x : a.accesses) {
     for (const NodeAccess& y : b.accesses) {
       if (x.instance != y.instance || !(x.writes || y.writes) || (x.elements & y.elements).none()) continue;
-      const bool share_appended = is_same_step && x.operand == y.operand && x.appends && x.elements == y.elements;
-      if (!share_appended) return true;
+      if (!may_share(a, x, b, y)) return true;
     }
   }
   return false;

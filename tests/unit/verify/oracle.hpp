@@ -2,6 +2,7 @@
 // order an edge, every element a bit. Shares no code with src/verify.
 #pragma once
 
+#include <array>
 #include <bitset>
 #include <cstdint>
 #include <random>
@@ -42,10 +43,12 @@ class Oracle {
     uint32_t instance = 0;  // tensor * rank_count + rank
     bool writes = false;
     bool appends = false;
+    std::vector<uint32_t> shared_dimensions;
     std::bitset<kMostElements> elements;
   };
   struct Node {
     uint32_t step = 0, rank = 0, record = 0, tile = 0;
+    std::array<uint32_t, 4> indices{};
     std::vector<NodeWait> waits;
     std::vector<uint32_t> signals;
     std::vector<NodeAccess> accesses;
@@ -59,6 +62,8 @@ class Oracle {
   void check_phases();
   void find_conflicts();
   void report(const std::string& problem);
+  static bool may_share(const Node& a, const NodeAccess& x, const Node& b, const NodeAccess& y);
+  static bool read_the_same(const Node& a, const Node& b);
   bool conflict(const Node& a, const Node& b) const;
   static bool is_met(const Node& node, const std::vector<uint32_t>& counts);
 

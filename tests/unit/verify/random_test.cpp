@@ -162,9 +162,18 @@ class Generator {
     slice.row_stride = random_() % 10;
     const Access access = static_cast<Access>(pick({0, 0, 0, 1, 2, 3, 3}));
     if (access == Access::append && chance(50)) slice.strides[1] = 0;
+    if (access == Access::append && chance(20)) slice.strides[0] = 0;
     if (ranks_ > 1 && chance(40)) slice.rank = any_rank(builder.last_record().dimensions);
     if (access != Access::write && slice.rank.mode == MKRT_RANK_ALL) slice.rank = kSelf;
-    builder.operand(access, slice);
+    if (access != Access::append) {
+      builder.operand(access, slice);
+      return;
+    }
+    std::vector<uint32_t> shared_dimensions;
+    for (uint32_t d = 0; d < 2; ++d) {
+      if (chance(60)) shared_dimensions.push_back(d);
+    }
+    builder.append(slice, shared_dimensions);
   }
 
   // The first records wait for the last ones of the step before.
