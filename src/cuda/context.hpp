@@ -42,7 +42,8 @@ class ContextScope {
     if (result_ == result_success) driver_.context_pop(&popped);
   }
 
-  // Whether it could be made current; calls made where it could not be report the driver's error by themselves.
+  // Whether it could be made current. Where it could not, nothing may be made or copied: the application's context is
+  // current. What only gives back may go on.
   Result result() const noexcept { return result_; }
 
  private:

@@ -62,6 +62,10 @@ void Executable::place_weights(uint32_t loader_threads) {
       base::text("uploaded ", layout_.weight_bytes, " bytes of weights in ", seconds.count() * 1e3, " ms").c_str());
 }
 
-std::unique_ptr<device::Session> Executable::create_session() { return std::make_unique<Session>(*this); }
+std::unique_ptr<device::Session> Executable::create_session() {
+  const ContextScope scope(*rank_.context);
+  rank_.context->driver().check(scope.result(), "make the device's context current");
+  return std::make_unique<Session>(*this);
+}
 
 }  // namespace mkrt::cuda

@@ -138,6 +138,7 @@ void Mesh::describe(uint32_t rank, mkrt_device_info* out_info) const noexcept {
   *out_info = device.info;
   out_info->struct_size = struct_size;
   const ContextScope scope(*device.context);
+  if (scope.result() != result_success) return;
   size_t free = 0;
   size_t total = 0;
   if (device.context->driver().memory_info(&free, &total) == result_success) out_info->memory_free = free;

@@ -25,23 +25,11 @@ uint64_t align(uint64_t offset) {
 Session::Session(Executable& executable)
     : executable_(executable),
       driver_(executable.rank().context->driver()),
-      stream_([&] {
-        // The members that follow are made with this scope gone; the constructor's body opens its own.
-        const ContextScope scope(*executable.rank().context);
-        return StreamHandle(executable.rank().context, executable.rank().adopted_stream);
-      }()),
-      cancel_stream_([&] {
-        const ContextScope scope(*executable.rank().context);
-        return StreamHandle(executable.rank().context, nullptr);
-      }()),
-      mailbox_memory_([&] {
-        const ContextScope scope(*executable.rank().context);
-        return PinnedMemory(executable.rank().context, sizeof(Mailbox), "a session");
-      }()),
+      stream_(executable.rank().context, executable.rank().adopted_stream),
+      cancel_stream_(executable.rank().context, nullptr),
+      mailbox_memory_(executable.rank().context, sizeof(Mailbox), "a session"),
       mailbox_(reinterpret_cast<Mailbox*>(mailbox_memory_.data())),
       entry_of_(most_in_flight, 0) {
-  const ContextScope scope(*executable_.rank().context);
-  driver_.check(scope.result(), "make the device's context current");
   mailbox_->abort_word = MKRT_ERROR_CANCELLED;
   plan_memory();
   encode();
@@ -213,13 +201,14 @@ mkrt_status Session::execute(const device::ExecuteRequest& request, uint64_t* ou
   void* parameters[] = {&launch};
 
   const ContextScope scope(*executable_.rank().context);
-  Result result = result_success;
-  if (trace_tiles_ != 0) {
+  Result result = scope.result();
+  if (result == result_success && trace_tiles_ != 0) {
     result = driver_.fill_bytes(trace_memory_.address(), 0, trace_memory_.size(), stream_.get());
-    if (result != result_success) return driver_error(driver_, result, "clear the trace", 0, out_error);
   }
   entry_of_[value % most_in_flight] = request.entry;  // before the launch, whose report needs it
-  result = driver_.launch(&config, executable_.image().kernel(), parameters, nullptr);
+  if (result == result_success) {
+    result = driver_.launch(&config, executable_.image().kernel(), parameters, nullptr);
+  }
   if (result != result_success) return driver_error(driver_, result, "launch the kernel", 0, out_error);
   last_value_.store(value, std::memory_order_relaxed);
   if (out_value != nullptr) *out_value = value;
@@ -256,7 +245,7 @@ mkrt_status Session::wait(uint64_t value, uint64_t timeout_ns, mkrt_error* out_e
     if (now >= next_look) {
       // A launch that the driver gave up on never stores its value; the stream knows.
       const ContextScope scope(*executable_.rank().context);
-      const Result result = driver_.stream_query(stream_.get());
+      const Result result = scope.result() == result_success ? driver_.stream_query(stream_.get()) : scope.result();
       if (result != result_success && result != result_not_ready) {
         driver_failure_.store(result, std::memory_order_relaxed);
         return status(out_error);
@@ -273,6 +262,7 @@ void Session::cancel() noexcept {
   if (!busy()) return;
   cancelled_.store(true, std::memory_order_relaxed);
   const ContextScope scope(*executable_.rank().context);
+  if (scope.result() != result_success) return;
   driver_.copy_to_device(memory_.address() + control_offset_ + offsetof(mkrt_control, abort), &mailbox_->abort_word,
                          sizeof(uint32_t), cancel_stream_.get());
 }
@@ -282,7 +272,8 @@ mkrt_status Session::reset(mkrt_error* out_error) noexcept {
   const std::lock_guard lock(cancel_mutex_);
   if (driver_failure_.load(std::memory_order_relaxed) == result_success && busy()) return report_busy(out_error);
   const ContextScope scope(*executable_.rank().context);
-  Result result = driver_.stream_synchronize(cancel_stream_.get());
+  Result result = scope.result();
+  if (result == result_success) result = driver_.stream_synchronize(cancel_stream_.get());
   if (result == result_success) result = driver_.fill_bytes(memory_.address(), 0, cleared_bytes_, stream_.get());
   if (result == result_success) result = driver_.stream_synchronize(stream_.get());
   if (result != result_success) return driver_error(driver_, result, "reset the session", 0, out_error);
@@ -300,7 +291,8 @@ mkrt_status Session::write(uint32_t, uint32_t tensor, uint64_t offset, const voi
   if (size == 0) return MKRT_OK;
   const ContextScope scope(*executable_.rank().context);
   const DevicePointer to = memory_.address() + executable_.layout().tensor_offsets[tensor] + offset;
-  Result result = driver_.copy_to_device(to, data, size, stream_.get());
+  Result result = scope.result();
+  if (result == result_success) result = driver_.copy_to_device(to, data, size, stream_.get());
   if (result == result_success) result = driver_.stream_synchronize(stream_.get());
   return result == result_success ? MKRT_OK : driver_error(driver_, result, "write a tensor", 0, out_error);
 }
@@ -311,7 +303,8 @@ mkrt_status Session::read(uint32_t, uint32_t tensor, uint64_t offset, uint64_t s
   if (size == 0) return MKRT_OK;
   const ContextScope scope(*executable_.rank().context);
   const DevicePointer from = memory_.address() + executable_.layout().tensor_offsets[tensor] + offset;
-  Result result = driver_.copy_to_host(out_data, from, size, stream_.get());
+  Result result = scope.result();
+  if (result == result_success) result = driver_.copy_to_host(out_data, from, size, stream_.get());
   if (result == result_success) result = driver_.stream_synchronize(stream_.get());
   return result == result_success ? MKRT_OK : driver_error(driver_, result, "read a tensor", 0, out_error);
 }
@@ -323,6 +316,7 @@ void* Session::tensor_address(uint32_t, uint32_t tensor) noexcept {
 void Session::trace(uint32_t tiles_per_worker) {
   if (busy()) throw base::Failure(MKRT_ERROR_BUSY, "the session has work in flight");
   const ContextScope scope(*executable_.rank().context);
+  driver_.check(scope.result(), "make the device's context current");
   trace_memory_ = DeviceMemory();
   trace_tiles_ = 0;
   if (tiles_per_worker == 0) return;
@@ -343,7 +337,10 @@ mkrt_status Session::read_trace(uint32_t worker, uint32_t count, mkrt_trace_tile
   }
   const ContextScope scope(*executable_.rank().context);
   const DevicePointer from = trace_memory_.address() + uint64_t{worker} * trace_tiles_ * sizeof(mkrt_trace_tile);
-  Result result = driver_.copy_to_host(out_tiles, from, count * sizeof(mkrt_trace_tile), stream_.get());
+  Result result = scope.result();
+  if (result == result_success) {
+    result = driver_.copy_to_host(out_tiles, from, count * sizeof(mkrt_trace_tile), stream_.get());
+  }
   if (result == result_success) result = driver_.stream_synchronize(stream_.get());
   return result == result_success ? MKRT_OK : driver_error(driver_, result, "read a trace", 0, out_error);
 }

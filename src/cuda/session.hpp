@@ -14,7 +14,7 @@ namespace mkrt::cuda {
 
 class Session final : public device::Session {
  public:
-  // `executable` outlives the session. Throws Failure.
+  // `executable` outlives the session; its context is current. Throws Failure.
   explicit Session(Executable& executable);
   ~Session() override;
 
