@@ -86,7 +86,7 @@ TEST_CASE("a schedule that waits for ever ends by its deadline and says who wait
     REQUIRE(session->execute(request, &value, &error) == MKRT_OK);
     REQUIRE(session->wait(value, UINT64_MAX, &error) == MKRT_ERROR_DEADLINE);
     const auto elapsed = std::chrono::steady_clock::now() - begin;
-    MESSAGE(error.message);
+    MESSAGE(std::string(error.message));
     CHECK(elapsed >= limit);
     CHECK(elapsed < limit + std::chrono::milliseconds(200));
 
@@ -117,7 +117,7 @@ TEST_CASE("a schedule that waits for ever ends by its deadline and says who wait
     request.wait_limit_ns = 1'000'000'000;
     REQUIRE(session->execute(request, &value, &error) == MKRT_OK);
     const mkrt_status status = session->wait(value, UINT64_MAX, &error);
-    INFO(error.message);
+    INFO(std::string(error.message));
     CHECK(status == MKRT_OK);
     std::vector<int32_t> tokens(31);
     CHECK(session->read(0, find_tensor(*broken.program, "tokens"), 0, tokens.size() * 4, tokens.data(), &error) ==

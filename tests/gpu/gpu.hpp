@@ -30,7 +30,6 @@ mkrt_error error_of(Action action) {
   try {
     action();
   } catch (const mkrt::Error& error) {
-    MESSAGE(error.what());
     return error.error();
   }
   FAIL("nothing failed");

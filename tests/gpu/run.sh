@@ -49,12 +49,13 @@ do_build() {
   cmake --build "$BUILD" -j "${JOBS:-$(nproc)}" --target tests_gpu cuda_benchmarks
 }
 
-# Packages of every shape and batch, all shapes at a time. Those that are newer than the kernels and the compiler stay.
+# do_packages SHAPE...: packages of novelist, and of each shape for every batch, all shapes at a time. Those that are
+# newer than the kernels and the compiler stay.
 do_packages() {
   local maker shape stamp process status=0 processes=()
   maker=$(program model_package)
   [[ -n $maker ]] || return 1
-  for shape in "${shapes[@]}"; do
+  for shape in "$@"; do
     stamp=$WORK/$shape/made
     [[ ! -f $stamp || $maker -nt $stamp || -n $(find "$BUILD/kernels" -name '*.cubin' -newer "$stamp") ]] || continue
     { "$maker" "$shape" "$WORK/$shape" "$context" "${batches[@]}" && touch "$WORK/$shape/made"; } &
@@ -212,9 +213,12 @@ if wanted gpu-tests; then
   attempt "tests on the GPU" 240 tests
 fi
 
-if wanted sanitizer || wanted reference || wanted bench; then
+if wanted reference || wanted bench; then
   log=/dev/null
-  attempt "models and packages" 150 packages
+  attempt "models and packages" 150 packages "${shapes[@]}"
+elif wanted sanitizer; then
+  log=/dev/null
+  attempt "novelist's package" 30 packages
 fi
 
 if wanted sanitizer; then

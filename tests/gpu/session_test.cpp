@@ -10,10 +10,6 @@ namespace {
 using namespace mkrt::test;
 using Clock = std::chrono::steady_clock;
 
-double milliseconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
-}
-
 mkrt::ExecuteOptions steps(uint32_t count, uint32_t queue_mode = MKRT_QUEUE_DYNAMIC, uint32_t workers = 0) {
   mkrt::ExecuteOptions options;
   options.step_count = count;
@@ -47,18 +43,19 @@ TEST_CASE("a cancel from another thread ends a long execute within 5 ms, and a r
       model.start(0, golden.prompt_ids);
       // Seconds of work: far more steps than the context holds, which go on at its end.
       const uint64_t value = model.session().execute(steps(1'000'000, way.queue_mode, way.workers));
+      Clock::time_point cancelled;
       std::thread other([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(3 + round));
+        cancelled = Clock::now();
         model.session().cancel();
       });
-      const Clock::time_point begin = Clock::now();
-      CHECK_FALSE(model.session().wait_for(value, std::chrono::microseconds(100)));
-      other.join();
-      const Clock::time_point cancelled = Clock::now();
       mkrt_error error = MKRT_ERROR_INIT;
-      CHECK(mkrt_session_wait(model.session().get(), value, UINT64_MAX, &error) == MKRT_ERROR_CANCELLED);
-      longest = std::max(longest, milliseconds_since(cancelled));
-      CHECK(milliseconds_since(begin) < 1000);
+      const mkrt_status status = mkrt_session_wait(model.session().get(), value, UINT64_MAX, &error);
+      const Clock::time_point ended = Clock::now();
+      other.join();
+      CHECK(status == MKRT_ERROR_CANCELLED);
+      CHECK(ended > cancelled);  // it was running
+      longest = std::max(longest, std::chrono::duration<double, std::milli>(ended - cancelled).count());
       CHECK(mkrt_execute(model.session().get(), nullptr, nullptr, &error) == MKRT_ERROR_SESSION_FAILED);
     }
     model.reset();
@@ -73,6 +70,7 @@ TEST_CASE("a token outside the vocabulary is a fault that says where, until the 
   const Golden golden = read_golden().front();
   Model model(novelist.package(), gpu());
   const std::vector<int32_t> expected = decode(model, golden, 20);
+  std::string sentence;
   for (const Way& way : gpu().ways) {
     CAPTURE(way.queue_mode);
     CAPTURE(way.workers);
@@ -87,12 +85,14 @@ TEST_CASE("a token outside the vocabulary is a fault that says where, until the 
       CHECK(error.step == 3);
       CHECK(error.tile == 0);
       CHECK(contains(error.message, "the token is outside the vocabulary"));
+      sentence = error.message;
       CHECK(error_of([&] { model.session().query(); }).status == MKRT_ERROR_FAULT);
       CHECK(error_of([&] { model.session().execute(); }).status == MKRT_ERROR_SESSION_FAILED);
     }
     model.reset();
     CHECK(decode(model, golden, 20, way) == expected);
   }
+  MESSAGE(sentence);
 }
 
 TEST_CASE("a position outside the token list is a fault") {
@@ -123,8 +123,9 @@ TEST_CASE("executes queue up to 64 in flight, and one more is refused without ha
     if (status == MKRT_OK) {
       ++done;
     } else {
-      REQUIRE(status == MKRT_ERROR_BUSY);
+      if (status != MKRT_ERROR_BUSY) FAIL(std::string(error.message));
       ++refused;
+      std::this_thread::yield();
     }
   }
   model.session().wait(value);
@@ -180,6 +181,7 @@ TEST_CASE("a budget that is too small is a status with the sizes, and nothing st
     const mkrt_error error = error_of([&] { mkrt::Executable(program, mesh, weights / 2); });
     CHECK(error.status == MKRT_ERROR_OUT_OF_MEMORY);
     CHECK(contains(error.message, std::to_string(weights / 2)));
+    if (round == 0) MESSAGE(std::string(error.message));
     // Room for the weights and half a session.
     const mkrt::Executable executable(program, mesh, weights + program.info().session_bytes / 2 + 65536);
     CHECK(error_of([&] { mkrt::Session session(executable); }).status == MKRT_ERROR_OUT_OF_MEMORY);
