@@ -127,33 +127,44 @@ struct Ring {
   }
 };
 
-// Makes this block leave, and all others as soon as they look. The first one to come writes the report: of the tile in
-// slot `place`, and what it waited for or the fault that it found.
+// Makes this block leave, and all others as soon as they look. Writes the report of the tile in slot `place`: what it
+// waited for, or the fault that it found. Where several give up, the first in the order of the queue is what the others
+// wait for, and stays.
 __device__ __noinline__ void give_up(uint32_t place, uint32_t status, uint32_t counter, uint32_t seen, uint32_t wanted,
                                      uint32_t fault, uint64_t waited_ns) {
   const TileSlot& tile = slot(place);
-  if (ptx::compare_swap_relaxed_gpu(&control()->abort, 0, status) == 0) {
-    auto* out = reinterpret_cast<mkrt_report*>(launch().report);
+  mkrt_control* state = control();
+  const uint64_t order = static_cast<uint64_t>(tile.step) << 32 | (tile.record.first_tile + tile.number);
+  // A lock: few come here, once, and those that hold it never wait for anything. The compare and swap orders nothing;
+  // the fences around the report do.
+  while (ptx::compare_swap_relaxed_gpu(&state->report_lock, 0, 1) != 0) {
+  }
+  __threadfence();
+  volatile mkrt_report& report = state->report;
+  volatile uint64_t& report_place = state->report_place;
+  if (report.status == 0 || (report.status == status && order < report_place)) {
     uint32_t sm;
     asm("mov.u32 %0, %%smid;" : "=r"(sm));
-    out->rank = launch().rank;
-    out->sm = sm;
-    out->record = tile.record.index;
-    out->tile = tile.number;
-    out->step = tile.step;
-    out->counter = counter;
-    out->value_seen = seen;
-    out->value_wanted = wanted;
-    out->fault = fault;
-    out->waited_ns = waited_ns;
-    out->timeline_value = launch().timeline_value;
-    // Release at system scope: a host that sees the status sees the rest.
-    ptx::store_release_system(&out->status, status);
-    const auto* delta = reinterpret_cast<const int64_t*>(launch().rank_delta);
-    for (uint32_t rank = 0; rank < launch().rank_count; ++rank) {
-      auto* theirs = reinterpret_cast<mkrt_control*>(reinterpret_cast<uint64_t>(control()) + delta[rank]);
-      ptx::store_release_system(&theirs->abort, status);
-    }
+    report.status = status;
+    report.rank = launch().rank;
+    report.sm = sm;
+    report.record = tile.record.index;
+    report.tile = tile.number;
+    report.step = tile.step;
+    report.counter = counter;
+    report.value_seen = seen;
+    report.value_wanted = wanted;
+    report.fault = fault;
+    report.waited_ns = waited_ns;
+    report.timeline_value = launch().timeline_value;
+    report_place = order;
+  }
+  __threadfence();
+  ptx::compare_swap_relaxed_gpu(&state->report_lock, 1, 0);
+  const auto* delta = reinterpret_cast<const int64_t*>(launch().rank_delta);
+  for (uint32_t rank = 0; rank < launch().rank_count; ++rank) {
+    auto* theirs = reinterpret_cast<mkrt_control*>(reinterpret_cast<uint64_t>(state) + delta[rank]);
+    ptx::compare_swap_relaxed_system(&theirs->abort, 0, status);
   }
   ptx::store_relaxed_block(&shared().abort, 1);
 }
@@ -249,14 +260,16 @@ __device__ __noinline__ bool may_keep_waiting(uint32_t place, uint32_t counter, 
   const uint64_t begin = shared().wait_begin == 0 ? now : shared().wait_begin;
   __syncwarp();
   if (ptx::lane_number() == 0) shared().wait_begin = begin;
-  if (__any_sync(ptx::full_mask, ptx::load_relaxed_gpu(&control()->abort) != 0)) {
-    ptx::store_relaxed_block(&shared().abort, 1);
-    return false;
-  }
-  if (!__any_sync(ptx::full_mask, now - begin > launch().wait_limit_ns)) return true;
+  const uint32_t abort = __shfl_sync(ptx::full_mask, ptx::load_relaxed_gpu(&control()->abort), 0);
+  if (abort == 0 && !__any_sync(ptx::full_mask, now - begin > launch().wait_limit_ns)) return true;
+  // Where another tile's deadline passed, this one may be what it waits for, and says what it waits for itself.
   const uint32_t behind = __ballot_sync(ptx::full_mask, static_cast<int32_t>(value - target) < 0);
-  if (ptx::lane_number() == __ffs(behind) - 1) {
-    give_up(place, MKRT_ERROR_DEADLINE, counter, value, target, 0, now - begin);
+  if (abort == 0 || abort == MKRT_ERROR_DEADLINE) {
+    if (ptx::lane_number() == __ffs(behind) - 1) {
+      give_up(place, MKRT_ERROR_DEADLINE, counter, value, target, 0, now - begin);
+    }
+  } else {
+    ptx::store_relaxed_block(&shared().abort, 1);
   }
   __syncwarp();
   return false;
@@ -546,6 +559,15 @@ __device__ inline void finish_block() {
   control()->queue = 0;
   control()->blocks_done = 0;
   *reinterpret_cast<uint32_t*>(launch().epoch) += launch().step_count;
+  if (control()->report.status != 0 && control()->report.timeline_value == launch().timeline_value) {
+    auto* out = reinterpret_cast<mkrt_report*>(launch().report);
+    mkrt_report report = control()->report;
+    const uint32_t status = report.status;
+    report.status = 0;
+    *out = report;
+    // Release at system scope: a host that sees the status sees the rest.
+    ptx::store_release_system(&out->status, status);
+  }
   __threadfence_system();
   ptx::store_release_system(reinterpret_cast<uint64_t*>(launch().timeline), launch().timeline_value);
 }

@@ -158,6 +158,14 @@ __device__ inline uint32_t compare_swap_relaxed_gpu(uint32_t* address, uint32_t 
                : "memory");
   return old;
 }
+__device__ inline uint32_t compare_swap_relaxed_system(uint32_t* address, uint32_t expected, uint32_t value) {
+  uint32_t old;
+  asm volatile("atom.relaxed.sys.global.cas.b32 %0, [%1], %2, %3;"
+               : "=r"(old)
+               : "l"(address), "r"(expected), "r"(value)
+               : "memory");
+  return old;
+}
 __device__ inline void store_release_system(uint32_t* address, uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }

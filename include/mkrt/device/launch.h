@@ -13,7 +13,7 @@
 #include "mkrt/mkrt.h" /* mkrt_trace_tile */
 
 /* Grows whenever a struct of this header or of table.h changes. */
-#define MKRT_LAUNCH_VERSION 2u
+#define MKRT_LAUNCH_VERSION 3u
 
 /* Opcodes that an image may have. */
 enum { MKRT_IMAGE_OPCODES = 64 };
@@ -38,16 +38,7 @@ typedef struct mkrt_image_info {
 MKRT_STATIC_ASSERT(offsetof(mkrt_image_info, staged_operands) == 48);
 MKRT_STATIC_ASSERT(sizeof(mkrt_image_info) == 368);
 
-/* State of a session on a rank that outlives a launch. Device memory; zero after a reset. */
-typedef struct mkrt_control {
-  uint64_t queue;       /* next tile number of the running launch; zero between launches */
-  uint32_t blocks_done; /* blocks that left the running launch; zero between launches */
-  uint32_t abort;       /* an mkrt_status: 0, or why everybody leaves; the host sets MKRT_ERROR_CANCELLED */
-  uint32_t padding[28]; /* the queue's line is for the queue alone */
-} mkrt_control;
-MKRT_STATIC_ASSERT(sizeof(mkrt_control) == 128);
-
-/* Written once by the first tile that gives up; host memory that the device can write. */
+/* Which tile gave up, and why. The launch's last block copies it to host memory. */
 typedef struct mkrt_report {
   uint32_t status; /* 0, MKRT_ERROR_DEADLINE, MKRT_ERROR_FAULT or MKRT_ERROR_CANCELLED; written last */
   uint32_t rank;
@@ -64,6 +55,21 @@ typedef struct mkrt_report {
 } mkrt_report;
 MKRT_STATIC_ASSERT(sizeof(mkrt_report) == 64);
 
+/* State of a session on a rank that outlives a launch. Device memory; zero after a reset. */
+typedef struct mkrt_control {
+  uint64_t queue;       /* next tile number of the running launch; zero between launches */
+  uint32_t blocks_done; /* blocks that left the running launch; zero between launches */
+  uint32_t abort;       /* an mkrt_status: 0, or why everybody leaves; the host sets MKRT_ERROR_CANCELLED */
+  uint32_t padding[28]; /* the queue's line is for the queue alone */
+  /* Of all tiles that wait when one gives up, the first in the order of the queue: the others wait for it. */
+  mkrt_report report;
+  uint64_t report_place; /* its place in that order */
+  uint32_t report_lock;  /* 1: a block is writing the report */
+  uint32_t padding_after[13];
+} mkrt_control;
+MKRT_STATIC_ASSERT(offsetof(mkrt_control, report) == 128);
+MKRT_STATIC_ASSERT(sizeof(mkrt_control) == 256);
+
 MKRT_STATIC_ASSERT(sizeof(mkrt_trace_tile) == 128);
 
 typedef struct mkrt_launch {
@@ -73,7 +79,7 @@ typedef struct mkrt_launch {
   uint64_t epoch;       /* uint32_t: steps of this entry that earlier launches finished; the last block adds */
   uint64_t counters;    /* the entry's counters, MKRT_COUNTER_STRIDE apart */
   uint64_t rank_delta;  /* int64_t[rank_count]: see mkrt_host_tile */
-  uint64_t report;      /* mkrt_report */
+  uint64_t report;      /* mkrt_report in host memory; its status is written last, and only when a tile gave up */
   uint64_t timeline;    /* uint64_t in host memory that the last block sets to timeline_value */
   uint64_t timeline_value;
   uint64_t wait_limit_ns;
