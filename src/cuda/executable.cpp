@@ -5,7 +5,6 @@
 #include "base/failure.hpp"
 #include "cuda/session.hpp"
 #include "cuda/upload.hpp"
-#include "package/counters.hpp"
 
 namespace mkrt::cuda {
 
@@ -31,9 +30,6 @@ Executable::Executable(std::shared_ptr<const base::Hooks> hooks, RankDevice rank
       program_(std::move(program)),
       layout_(memory::plan_layout(*program_)) {
   check_limits(*program_);
-  for (const package::Entry& entry : program_->entries) {
-    totals_.push_back(package::counter_totals(entry, program_->rank_count));
-  }
   const ContextScope scope(*rank_.context);
   rank_.context->driver().check(scope.result(), "make the device's context current");
   image_ = std::make_unique<LoadedImage>(rank_.context, *program_);

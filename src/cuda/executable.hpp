@@ -30,8 +30,6 @@ class Executable final : public device::Executable {
   const std::shared_ptr<DeviceHeap>& heap() const noexcept { return heap_; }
   // Address of each weight tensor, by the tensor's index; others are 0.
   std::span<const uint64_t> weights() const noexcept { return weights_; }
-  // What a step of an entry adds to each counter; see package::counter_totals.
-  std::span<const uint64_t> totals(size_t entry) const noexcept { return totals_[entry]; }
 
  private:
   void place_weights(uint32_t loader_threads);
@@ -44,7 +42,6 @@ class Executable final : public device::Executable {
   std::shared_ptr<DeviceHeap> heap_;
   DeviceMemory weight_memory_;
   std::vector<uint64_t> weights_;
-  std::vector<std::vector<uint64_t>> totals_;
 };
 
 }  // namespace mkrt::cuda

@@ -93,7 +93,7 @@ void Session::encode() {
     const package::Entry& entry = program.entries[e];
     const memory::RankAddresses addresses{0, memory_.address(), executable_.weights()};
     std::vector<mkrt_record> records(entry.records.size());
-    memory::encode_entry(program, entry, executable_.layout(), addresses, executable_.totals(e), records);
+    memory::encode_entry(program, entry, executable_.layout(), addresses, records);
     std::vector<uint32_t> first_tiles;
     first_tiles.reserve(records.size() + 1);
     for (const mkrt_record& record : records) first_tiles.push_back(static_cast<uint32_t>(record.first_tile));

@@ -70,7 +70,7 @@ class Mesh {
   virtual ~Mesh() = default;
   virtual uint32_t rank_count() const noexcept = 0;
   virtual void describe(uint32_t rank, mkrt_device_info* out_info) const noexcept = 0;
-  // `program` outlives the executable.
+  // `program` has passed verify/ and outlives the executable.
   virtual std::unique_ptr<Executable> load(std::shared_ptr<const package::Program> program,
                                            const LoadOptions& options) = 0;
 };

@@ -5,7 +5,6 @@
 
 #include "base/failure.hpp"
 #include "host/session.hpp"
-#include "package/counters.hpp"
 
 namespace mkrt::host {
 
@@ -21,9 +20,6 @@ Executable::Executable(std::shared_ptr<const base::Hooks> hooks, Scheduler& sche
   if (memory_budget_ != 0 && layout_.weight_bytes > memory_budget_) {
     throw base::Failure(MKRT_ERROR_OUT_OF_MEMORY, base::text("the weights of a rank have ", layout_.weight_bytes,
                                                              " bytes, the memory budget is ", memory_budget_));
-  }
-  for (const package::Entry& entry : program_->entries) {
-    totals_.push_back(package::counter_totals(entry, program_->rank_count));
   }
   make_scratch();
   place_weights();

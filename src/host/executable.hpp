@@ -32,8 +32,6 @@ class Executable final : public device::Executable {
   const memory::Layout& layout() const noexcept { return layout_; }
   // Address of each weight tensor on a rank, by the tensor's index.
   std::span<const uint64_t> weights(uint32_t rank) const noexcept { return weights_[rank]; }
-  // What a step of an entry adds to each counter; see package::counter_totals.
-  std::span<const uint64_t> totals(size_t entry) const noexcept { return totals_[entry]; }
   // Scratch memory of a rank's first worker, and from one worker to the next. Sessions share it: they take turns.
   std::byte* scratch(uint32_t rank) const noexcept { return scratch_[rank].data(); }
   size_t scratch_stride() const noexcept { return scratch_stride_; }
@@ -54,7 +52,6 @@ class Executable final : public device::Executable {
   std::atomic<uint64_t> session_count_{0};
   std::vector<std::vector<uint64_t>> weights_;
   std::vector<base::Block> copies_;  // of weights that cannot be used in place
-  std::vector<std::vector<uint64_t>> totals_;
   std::vector<base::Block> scratch_;
   size_t scratch_stride_ = 0;
 };

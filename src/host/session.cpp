@@ -48,8 +48,7 @@ void Session::encode() {
     for (uint32_t rank = 0; rank < program.rank_count; ++rank) {
       std::byte* heap = heaps_[rank].data();
       const memory::RankAddresses addresses{rank, reinterpret_cast<uintptr_t>(heap), executable_.weights(rank)};
-      memory::encode_entry(program, entry, executable_.layout(), addresses, executable_.totals(e),
-                           {records, entry.records.size()});
+      memory::encode_entry(program, entry, executable_.layout(), addresses, {records, entry.records.size()});
       table.ranks.push_back({records, heap + executable_.layout().counter_offsets[e]});
       records += entry.records.size();
     }
@@ -103,15 +102,15 @@ void* Session::tensor_address(uint32_t rank, uint32_t tensor) noexcept {
 }
 
 void Session::start_at_epoch(uint32_t epoch) noexcept {
-  for (size_t e = 0; e < tables_.entries.size(); ++e) {
-    EntryTable& entry = tables_.entries[e];
-    entry.epoch = epoch;
-    const uint32_t count = entry.definition->counter_count;
-    for (uint32_t rank = 0; rank < entry.ranks.size(); ++rank) {
-      for (uint32_t counter = 0; counter < count; ++counter) {
-        const auto total = static_cast<uint32_t>(executable_.totals(e)[size_t{rank} * count + counter]);
-        const uint32_t value = epoch * total;
-        std::memcpy(entry.ranks[rank].counters + size_t{counter} * MKRT_COUNTER_STRIDE, &value, sizeof(value));
+  for (EntryTable& entry : tables_.entries) {
+    entry.epoch *= epoch;
+    for (const auto& rank : entry.ranks) {
+      for (size_t counter = 0; counter < entry.definition->counter_count; ++counter) {
+        std::byte* place = rank.counters + counter * MKRT_COUNTER_STRIDE;
+        uint32_t value = 0;
+        std::memcpy(&value, place, sizeof(value));
+        value *= epoch;
+        std::memcpy(place, &value, sizeof(value));
       }
     }
   }

@@ -13,7 +13,7 @@ namespace mkrt::host {
 
 class Session final : public device::Session {
  public:
-  // `executable` outlives the session. Throws Failure (OUT_OF_MEMORY; SCHEDULE as memory::encode_entry).
+  // `executable` outlives the session. Throws Failure (OUT_OF_MEMORY).
   explicit Session(Executable& executable);
   ~Session() override;
 
@@ -29,8 +29,8 @@ class Session final : public device::Session {
                    mkrt_error* out_error) noexcept override;
   void* tensor_address(uint32_t rank, uint32_t tensor) noexcept override;
 
-  // For tests of wrap-around: puts the session into the state that it has after `epoch` steps of each entry, as far as
-  // counters go. Nothing is in flight.
+  // For tests of wrap-around, after one step since the last reset: puts the session into the state that it has after
+  // `epoch` such steps, as far as counters go. Nothing is in flight.
   void start_at_epoch(uint32_t epoch) noexcept;
 
  private:

@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <cassert>
 
-#include "base/failure.hpp"
-#include "package/counters.hpp"
-
 namespace mkrt::memory {
 
 namespace {
@@ -27,37 +24,15 @@ mkrt_operand encode_operand(const package::Program& program, const package::Oper
   return out;
 }
 
-// What a step adds to each counter that the wait names: one number, as the table has room for one.
-uint32_t step_total(const package::Record& record, size_t index, const package::Wait& wait,
-                    std::span<const uint64_t> totals) {
-  const std::vector<uint64_t> tiles = package::tiles_at_counters(record, wait.strides, wait.divide);
-  const uint64_t total = totals[wait.counter];
-  uint64_t end = 0;  // of the counters that the tiles looked at so far wait for; each is compared once
-  for (uint64_t k = 0; k < tiles.size(); ++k) {
-    if (tiles[k] == 0) continue;
-    for (uint64_t c = std::max(k, end); c < k + wait.count; ++c) {
-      if (totals[wait.counter + c] == total) continue;
-      throw base::Failure(
-          MKRT_ERROR_SCHEDULE,
-          base::text("record ", index, " ", base::quoted(record.label), ": one wait covers counters ", wait.counter,
-                     " and ", wait.counter + c, ", to which a step adds ", total, " and ", totals[wait.counter + c]))
-          .at_record(static_cast<int32_t>(index));
-    }
-    end = k + wait.count;
-  }
-  assert(total <= UINT32_MAX);  // verify/ allows 2^30
-  return static_cast<uint32_t>(total);
-}
-
-mkrt_wait encode_wait(const package::Record& record, size_t index, const package::Wait& wait,
-                      std::span<const uint64_t> totals) {
+mkrt_wait encode_wait(const package::Wait& wait) {
+  assert(wait.step_total > 0);  // verify/ has seen it
   mkrt_wait out{};
   out.first = wait.counter;
   out.count = wait.count;
   std::copy(wait.strides.begin(), wait.strides.end(), out.stride);
   std::copy(wait.divide.begin(), wait.divide.end(), out.divide);
-  out.step_total = step_total(record, index, wait, totals);
-  out.value = wait.value == 0 ? out.step_total : wait.value;
+  out.step_total = wait.step_total;
+  out.value = wait.value == 0 ? wait.step_total : wait.value;
   out.step_offset = wait.step_offset;
   return out;
 }
@@ -74,11 +49,8 @@ mkrt_signal encode_signal(const package::Signal& signal) {
 }  // namespace
 
 void encode_entry(const package::Program& program, const package::Entry& entry, const Layout& layout,
-                  const RankAddresses& addresses, std::span<const uint64_t> totals,
-                  std::span<mkrt_record> out_records) {
+                  const RankAddresses& addresses, std::span<mkrt_record> out_records) {
   assert(out_records.size() == entry.records.size());
-  const std::span<const uint64_t> own_totals =
-      totals.subspan(uint64_t{addresses.rank} * entry.counter_count, entry.counter_count);
   for (size_t i = 0; i < entry.records.size(); ++i) {
     const package::Record& record = entry.records[i];
     mkrt_record& out = out_records[i] = mkrt_record{};
@@ -91,7 +63,7 @@ void encode_entry(const package::Program& program, const package::Entry& entry, 
     out.wait_count = static_cast<uint32_t>(record.waits.size());
     out.signal_count = static_cast<uint32_t>(record.signals.size());
     std::copy(record.parameters.begin(), record.parameters.end(), out.parameter);
-    for (size_t k = 0; k < record.waits.size(); ++k) out.wait[k] = encode_wait(record, i, record.waits[k], own_totals);
+    for (size_t k = 0; k < record.waits.size(); ++k) out.wait[k] = encode_wait(record.waits[k]);
     for (size_t k = 0; k < record.signals.size(); ++k) out.signal[k] = encode_signal(record.signals[k]);
     for (size_t k = 0; k < record.operands.size(); ++k) {
       if (record.operands[k]) out.operand[k] = encode_operand(program, *record.operands[k], layout, addresses);

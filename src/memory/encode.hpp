@@ -17,10 +17,9 @@ struct RankAddresses {
   std::span<const uint64_t> weights;  // address of each tensor that is a weight on this rank; others are not read
 };
 
-// Fills `out_records`, one for each record of the entry. `totals` is what package::counter_totals gave for it. The
-// entry has passed verify/. Throws Failure(SCHEDULE) where one wait covers counters whose totals differ, which the
-// table cannot express.
+// Fills `out_records`, one for each record of the entry. The program has passed verify/, which filled in what a step
+// adds to the counters of each wait.
 void encode_entry(const package::Program& program, const package::Entry& entry, const Layout& layout,
-                  const RankAddresses& addresses, std::span<const uint64_t> totals, std::span<mkrt_record> out_records);
+                  const RankAddresses& addresses, std::span<mkrt_record> out_records);
 
 }  // namespace mkrt::memory

@@ -1,7 +1,7 @@
 // A package in memory: what program.json and its weight files say, with names resolved to indices.
 //
 // Plain data. The reader (reader.hpp) builds it and guarantees what the comments here state; verify/ then checks the
-// schedule's promises. Every later layer takes a Program as const.
+// schedule's promises and fills in Wait::step_total. Every later layer takes a Program as const.
 #pragma once
 
 #include <array>
@@ -139,8 +139,9 @@ struct Wait {
   uint32_t array = 0;  // index of the counter array
   std::array<uint32_t, MKRT_TILE_DIMENSIONS> strides{};
   std::array<uint32_t, MKRT_TILE_DIMENSIONS> divide{1, 1, 1, 1};
-  uint32_t value = 0;  // 0: everything that one step adds (verify/ resolves it for the table)
+  uint32_t value = 0;  // 0: everything that one step adds
   int32_t step_offset = 0;
+  uint32_t step_total = 0;  // what one step adds to each of the counters; 0 until verify/ has checked the program
 };
 
 struct Signal {

@@ -170,7 +170,7 @@ std::shared_ptr<Program> load_program(std::shared_ptr<Runtime> runtime, const ch
   using Clock = std::chrono::steady_clock;
   using Milliseconds = std::chrono::duration<double, std::milli>;
   const Clock::time_point start = Clock::now();
-  auto package = std::make_shared<const package::Program>(package::read_package(path));
+  auto package = std::make_shared<package::Program>(package::read_package(path));
   const Clock::time_point read = Clock::now();
   verify::check(*package);
   const Clock::time_point verified = Clock::now();

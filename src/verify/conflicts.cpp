@@ -126,6 +126,7 @@ void InstanceCheck::add_accesses(Cluster& cluster, uint32_t operand_number) {
   access.operand = operand_number;
   access.writes = is_write(kind);
   access.appends = kind == package::Access::append;
+  effort_.charge(context_.rank_count());
   for (uint32_t rank = 0; rank < context_.rank_count(); ++rank) {
     if (selector.mode == MKRT_RANK_SELF && rank != instance_) continue;
     access.rank = rank;
@@ -143,6 +144,7 @@ void InstanceCheck::find_order_of(Cluster& cluster) {
   const RecordGroups& groups = groups_[cluster.record];
   for (const Access& access : cluster.accesses) {
     for_each_group(cluster, access, [&](uint32_t g) {
+      effort_.charge(Effort::kLookup);
       befores.insert(order_.before(cluster.record, access.rank, g));
       signallers.emplace(access.rank, groups.class_member[groups.groups[g].signal_class]);
     });
@@ -209,6 +211,7 @@ void InstanceCheck::check_overlaps(Cluster& cluster) {
     // A tile may alias itself; for equal slices of a plain write, check_apart has shown that others do not.
     const bool is_same = same_slices(operand_of(cluster, a), operand_of(cluster, b), record_of(cluster));
     if (is_same && !a.appends && !b.appends) return;
+    effort_.charge(Effort::kLookup);
     inside_group.emplace(first.part, std::min(first.owner, second.owner), std::max(first.owner, second.owner));
   });
   for (const auto& [group, a, b] : inside_group) {
@@ -338,6 +341,7 @@ std::vector<std::vector<Use>> uses_of_written_tensors(const Context& context) {
 
 void check_conflicts(const Context& context, const std::vector<RecordGroups>& groups, const Order& order,
                      Effort& effort) {
+  effort.charge(context.program.tensors.size());
   const std::vector<std::vector<Use>> uses = uses_of_written_tensors(context);
   for (uint32_t tensor = 0; tensor < uses.size(); ++tensor) {
     if (uses[tensor].empty()) continue;

@@ -43,7 +43,7 @@ class Totals {
 
  private:
   size_t place(uint32_t rank, uint32_t counter) const { return size_t{rank} * counter_count_ + counter; }
-  void add(const Context& context, uint32_t record, const Group& group);
+  void add(const Context& context, uint32_t record, const Group& group, Effort& effort);
   void check_overflow(const Context& context) const;
 
   uint32_t counter_count_;
@@ -59,21 +59,22 @@ Totals::Totals(const Context& context, const std::vector<RecordGroups>& groups, 
                         base::text("entry ", base::quoted(context.entry.name), " has ", places,
                                    " counters on all ranks together; at most ", kMostCounters, " are allowed"));
   }
+  effort.charge(places);
   totals_.resize(places);
   last_.resize(places);
   for (uint32_t r = 0; r < groups.size(); ++r) {
-    effort.charge(groups[r].groups.size() * context.rank_count() * context.entry.records[r].signals.size());
-    for (const Group& group : groups[r].groups) add(context, r, group);
+    for (const Group& group : groups[r].groups) add(context, r, group, effort);
   }
   check_overflow(context);
 }
 
-void Totals::add(const Context& context, uint32_t record_index, const Group& group) {
+void Totals::add(const Context& context, uint32_t record_index, const Group& group, Effort& effort) {
   const Record& record = context.entry.records[record_index];
   const uint32_t rank_count = context.rank_count();
   for (size_t s = 0; s < record.signals.size(); ++s) {
     for (uint32_t own = 0; own < rank_count; ++own) {
       const Ranks ranks = selected_ranks(record.signals[s].rank, own, group.box.first, rank_count);
+      effort.charge(ranks.count);
       for (uint32_t k = 0; k < ranks.count; ++k) {
         const size_t at = place((ranks.first + k) % rank_count, group.signal[s]);
         totals_[at] += group.box.tile_count();
@@ -106,12 +107,8 @@ class Resolver {
     }
   }
 
-  ResolvedWait result() const {
-    ResolvedWait resolved;
-    resolved.step_total = static_cast<uint32_t>(total_);
-    resolved.value = wait_.value == 0 ? resolved.step_total : wait_.value;
-    return resolved;
-  }
+  // What a step adds to each of the counters: the same on every rank, 1 to 2^30.
+  uint32_t step_total() const { return static_cast<uint32_t>(total_); }
 
  private:
   void take_counter(const Group& group, uint32_t rank, uint32_t counter) {
@@ -145,8 +142,8 @@ class Resolver {
   uint64_t total_ = 0;
 };
 
-ResolvedWait resolve(const Context& context, const Totals& totals, uint32_t record, size_t number,
-                     const RecordGroups& groups, Effort& effort) {
+uint32_t resolve(const Context& context, const Totals& totals, uint32_t record, size_t number,
+                 const RecordGroups& groups, Effort& effort) {
   const Wait& wait = context.entry.records[record].waits[number];
   Resolver resolver(context, totals, record, wait);
   const Group* previous = nullptr;
@@ -156,7 +153,7 @@ ResolvedWait resolve(const Context& context, const Totals& totals, uint32_t reco
     effort.charge(uint64_t{context.rank_count()} * wait.count);
     resolver.take(group, group.wait[number]);
   }
-  return resolver.result();
+  return resolver.step_total();
 }
 
 }  // namespace
@@ -177,16 +174,13 @@ void check_counter_ranges(const Context& context, uint32_t record_index) {
   }
 }
 
-CheckedEntry resolve_waits(const Context& context, const std::vector<RecordGroups>& groups, Effort& effort) {
+void resolve_waits(const Context& context, const std::vector<RecordGroups>& groups, Effort& effort,
+                   package::Entry& entry) {
   const Totals totals(context, groups, effort);
-  CheckedEntry result;
-  result.records.resize(groups.size());
   for (uint32_t r = 0; r < groups.size(); ++r) {
-    for (size_t w = 0; w < context.entry.records[r].waits.size(); ++w) {
-      result.records[r].waits.push_back(resolve(context, totals, r, w, groups[r], effort));
-    }
+    std::vector<Wait>& waits = entry.records[r].waits;
+    for (size_t w = 0; w < waits.size(); ++w) waits[w].step_total = resolve(context, totals, r, w, groups[r], effort);
   }
-  return result;
 }
 
 }  // namespace mkrt::verify

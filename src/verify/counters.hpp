@@ -6,15 +6,16 @@
 #include "verify/effort.hpp"
 #include "verify/groups.hpp"
 #include "verify/report.hpp"
-#include "verify/verify.hpp"
 
 namespace mkrt::verify {
 
 // Refuses waits and signals of counters outside their array, of unknown ranks or steps. Needed before group_tiles.
 void check_counter_ranges(const Context& context, uint32_t record);
 
-// What every wait of the entry means. Refuses waits that cannot be met, that name counters with different totals, or
-// that a later record or the own one would have to meet; and counters that could overflow.
-CheckedEntry resolve_waits(const Context& context, const std::vector<RecordGroups>& groups, Effort& effort);
+// Fills in the step_total of the waits of `entry`, which is the context's. Refuses waits that cannot be met, that name
+// counters with different totals, or that a later record or the own one would have to meet; and counters that could
+// overflow.
+void resolve_waits(const Context& context, const std::vector<RecordGroups>& groups, Effort& effort,
+                   package::Entry& entry);
 
 }  // namespace mkrt::verify

@@ -1,4 +1,4 @@
-// A limit on the work that one entry may cost, so that no package makes loading take forever.
+// A limit on the work that one program may cost, so that no package makes loading take forever.
 #pragma once
 
 #include <cstdint>
@@ -10,21 +10,27 @@ namespace mkrt::verify {
 
 class Effort {
  public:
-  // 2^28 elementary steps take a second or two. An 8B model takes some 2^20 on 8 ranks, 2^25 on 64.
+  // Steps of all entries together. A step is some comparisons and reads of memory: 2^28 of the slowest kind take
+  // seconds. README.md says what real schedules take.
   static constexpr uint64_t kLimit = uint64_t{1} << 28;
+  // To find something in a map or a set, or to sort it into a list, in such steps.
+  static constexpr uint64_t kLookup = 16;
 
-  explicit Effort(std::string entry) : entry_(std::move(entry)) {}
+  // `entry` is where the limit is passed, if it is.
+  void begin_entry(std::string entry) { entry_ = std::move(entry); }
 
   void charge(uint64_t steps) {
     used_ += steps < kLimit ? steps : kLimit;
-    if (used_ >= kLimit) {
-      throw base::Failure(MKRT_ERROR_SCHEDULE,
-                          base::text("entry ", entry_, ": the order of its tiles is too intricate ",
-                                     "to be checked; use fewer counters, or slices that are less ", "scattered"));
-    }
+    if (used_ >= kLimit) fail();
   }
 
  private:
+  [[noreturn]] void fail() const {
+    throw base::Failure(MKRT_ERROR_SCHEDULE,
+                        base::text("entry ", entry_, ": the order of its tiles is too intricate ",
+                                   "to be checked; use fewer counters, or slices that are less ", "scattered"));
+  }
+
   std::string entry_;
   uint64_t used_ = 0;
 };

@@ -63,8 +63,9 @@ void for_each_copy(std::span<const Repeat> repeats, uint64_t start, Visit&& visi
   }
 }
 
+// Each copy becomes a piece, which takes 40 bytes and is sorted.
 void charge_copies(const Repeats& repeats, uint64_t each, Effort& effort) {
-  uint64_t copies = each;
+  uint64_t copies = each * Effort::kLookup;  // fits: `each` has 32 bits
   for (const Repeat& repeat : repeats) {
     if (__builtin_mul_overflow(copies, repeat.count, &copies)) copies = Effort::kLimit;
   }

@@ -24,8 +24,8 @@ bool depends_on(const mkrt_rank_selector& selector, uint32_t dimension, uint32_t
   return rank_count > 1 && selector.mode == MKRT_RANK_RELATIVE && selector.dimension == dimension;
 }
 
-// The widths after which something changes along dimension d: an index i is in another group than i - 1 where i is a
-// multiple of one of them.
+// The widths after which something changes along dimension d, each once: an index i is in another group than i - 1
+// where i is a multiple of one of them.
 std::vector<uint32_t> widths_of_change(const Record& record, uint32_t d, uint32_t rank_count) {
   std::vector<uint32_t> widths;
   for (const package::Wait& wait : record.waits) {
@@ -38,6 +38,8 @@ std::vector<uint32_t> widths_of_change(const Record& record, uint32_t d, uint32_
   for (const auto& operand : record.operands) {
     if (operand && depends_on(operand->rank, d, rank_count)) widths.push_back(1);
   }
+  std::sort(widths.begin(), widths.end());
+  widths.erase(std::unique(widths.begin(), widths.end()), widths.end());
   return widths;
 }
 
@@ -119,7 +121,7 @@ RecordGroups group_record(const Context& context, uint32_t record_index, uint64_
     group_count *= all_cuts[d].size() - 1;  // at most 2^21 times 24 widths of 2^21 cuts each
     if (group_count > most) fail_too_many(context, record_index);
   }
-  effort.charge(group_count);
+  effort.charge(group_count * Effort::kLookup);
   RecordGroups result;
   result.groups.reserve(group_count);
   for_each_box(all_cuts, [&](const Box& box) { result.groups.push_back(make_group(record, box)); });

@@ -19,8 +19,8 @@ constexpr size_t kWordsPerStep = 8;
 
 }  // namespace
 
-Order::Order(const Context& context, const std::vector<RecordGroups>& groups, const CheckedEntry& waits, Effort& effort)
-    : context_(context), groups_(groups), waits_(waits), effort_(effort) {
+Order::Order(const Context& context, const std::vector<RecordGroups>& groups, Effort& effort)
+    : context_(context), groups_(groups), effort_(effort) {
   number_columns();
   set_up_rows();
   before_.resize(groups.size());
@@ -36,15 +36,15 @@ Order::Order(const Context& context, const std::vector<RecordGroups>& groups, co
 void Order::number_columns() {
   column_.assign(context_.entry.counter_count, kNoColumn);
   for (size_t r = 0; r < groups_.size(); ++r) {
-    const package::Record& record = context_.entry.records[r];
-    for (const Group& group : groups_[r].groups) {
-      for (size_t w = 0; w < record.waits.size(); ++w) {
-        for (uint32_t k = 0; k < record.waits[w].count; ++k) {
-          uint32_t& column = column_[group.wait[w] + k];
-          if (column != kNoColumn) continue;
-          column = static_cast<uint32_t>(counter_.size());
-          counter_.push_back(group.wait[w] + k);
-        }
+    const std::vector<package::Wait>& waits = context_.entry.records[r].waits;
+    for (size_t w = 0; w < waits.size(); ++w) {
+      const Group* previous = nullptr;
+      for (const Group& group : groups_[r].groups) {
+        // Many groups that differ only in what they signal may wait for the same million counters.
+        if (previous != nullptr && previous->wait[w] == group.wait[w]) continue;
+        previous = &group;
+        effort_.charge(waits[w].count);
+        for (uint32_t k = 0; k < waits[w].count; ++k) number_column(group.wait[w] + k);
       }
     }
   }
@@ -59,7 +59,14 @@ void Order::number_columns() {
   words_ = (all_columns_ + 63) / 64;
 }
 
+void Order::number_column(uint32_t counter) {
+  if (column_[counter] != kNoColumn) return;
+  column_[counter] = static_cast<uint32_t>(counter_.size());
+  counter_.push_back(counter);
+}
+
 void Order::set_up_rows() {
+  effort_.charge((1 + 2 * size_t{all_columns_}) * (1 + words_ / kWordsPerStep));
   bits_.resize((1 + 2 * size_t{all_columns_}) * words_);
   for (uint32_t c = 0; c < all_columns_; ++c) bits_[same_step_row(c) * words_ + c / 64] |= uint64_t{1} << (c % 64);
 }
@@ -89,6 +96,7 @@ void Order::find_order(uint32_t steps_apart) {
 
 void Order::find_order_of(uint32_t record, uint32_t rank, uint32_t steps_apart) {
   const std::vector<Group>& groups = groups_[record].groups;
+  effort_.charge(groups.size() * Effort::kLookup);
   std::map<std::array<uint32_t, MKRT_RECORD_WAITS>, uint32_t> row_of_waits;
   Rows rows;
   for (uint32_t g = 0; g < groups.size(); ++g) {
@@ -135,6 +143,7 @@ bool Order::any_signalled_column(uint32_t record, uint32_t rank, const Group& gr
     if (column_[group.signal[s]] == kNoColumn) continue;
     const Ranks ranks = selected_ranks(signals[s].rank, rank, group.box.first, context_.rank_count());
     for (uint32_t k = 0; k < ranks.count; ++k) {
+      effort_.charge(1);
       if (visit(column((ranks.first + k) % context_.rank_count(), group.signal[s]))) return true;
     }
   }
@@ -177,7 +186,9 @@ Order::Preceding Order::preceding(const Signallers& signallers, uint32_t row) co
   }
   for (const std::vector<uint32_t>& columns : signallers.other_) {
     if (result.any && !result.all) break;
-    const bool found = std::any_of(columns.begin(), columns.end(), [&](uint32_t column) { return bit(row, column); });
+    const auto at = std::find_if(columns.begin(), columns.end(), [&](uint32_t column) { return bit(row, column); });
+    effort_.charge(static_cast<uint64_t>(at - columns.begin()));
+    const bool found = at != columns.end();
     result.any = result.any || found;
     result.all = result.all && found;
   }

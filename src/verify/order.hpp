@@ -10,7 +10,6 @@
 #include "verify/effort.hpp"
 #include "verify/groups.hpp"
 #include "verify/report.hpp"
-#include "verify/verify.hpp"
 
 namespace mkrt::verify {
 
@@ -50,7 +49,8 @@ class Order {
   };
 
   // Refuses schedules in which a counter that is waited for can get counts of two steps mixed up.
-  Order(const Context& context, const std::vector<RecordGroups>& groups, const CheckedEntry& waits, Effort& effort);
+  // The waits' totals are known.
+  Order(const Context& context, const std::vector<RecordGroups>& groups, Effort& effort);
 
   Before before(uint32_t record, uint32_t rank, uint32_t group) const {
     return before_[record][size_t{rank} * groups_[record].groups.size() + group];
@@ -67,6 +67,7 @@ class Order {
   using Rows = std::vector<uint32_t>;
 
   void number_columns();
+  void number_column(uint32_t counter);
   void set_up_rows();
   uint32_t column(uint32_t rank, uint32_t counter) const { return rank * column_count_ + column_[counter]; }
   uint32_t same_step_row(uint32_t column) const { return 1 + column; }
@@ -81,7 +82,8 @@ class Order {
   uint32_t joined_row(const Rows& rows);
   void rows_waited_for(uint32_t record, uint32_t rank, const Group& group, uint32_t steps_apart, Rows& rows) const;
   bool is_full(uint32_t record, size_t wait) const {
-    return waits_.records[record].waits[wait].value == waits_.records[record].waits[wait].step_total;
+    const package::Wait& of = context_.entry.records[record].waits[wait];
+    return of.value == 0 || of.value == of.step_total;
   }
   // Calls visit(column) until it returns true; says whether it did.
   template <class Visit>
@@ -91,7 +93,6 @@ class Order {
 
   const Context& context_;
   const std::vector<RecordGroups>& groups_;
-  const CheckedEntry& waits_;
   Effort& effort_;
   std::vector<uint32_t> column_;   // of each counter, kNoColumn where nothing waits for it
   std::vector<uint32_t> counter_;  // of each column of one rank

@@ -14,6 +14,9 @@ using package::Operand;
 using package::Record;
 using package::Tensor;
 
+// A factor's products and its share of the constraint's name.
+constexpr uint64_t kConstraintSteps = 16;
+
 // One operand of one record, with the texts that its failures need.
 struct Slice {
   const Context& context;
@@ -151,7 +154,7 @@ void check_constraint(const Context& context, uint32_t record_index, const Const
 
 }  // namespace
 
-void check_slices(const Context& context, uint32_t record_index) {
+void check_slices(const Context& context, uint32_t record_index, Effort& effort) {
   const Record& record = context.entry.records[record_index];
   const package::OpcodeDefinition& opcode = context.opcode(record_index);
   for (size_t number = 0; number < record.operands.size(); ++number) {
@@ -165,7 +168,10 @@ void check_slices(const Context& context, uint32_t record_index) {
     check_magnitudes(slice);
     check_bounds(slice);
   }
-  for (const Constraint& constraint : opcode.constraints) check_constraint(context, record_index, constraint);
+  for (const Constraint& constraint : opcode.constraints) {
+    effort.charge(kConstraintSteps * (constraint.left.size() + constraint.right.size()));
+    check_constraint(context, record_index, constraint);
+  }
 }
 
 }  // namespace mkrt::verify

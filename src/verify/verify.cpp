@@ -12,25 +12,23 @@ namespace mkrt::verify {
 namespace {
 
 // Each check relies on those before it.
-CheckedEntry check_entry(const Context& context) {
-  Effort effort(base::quoted(context.entry.name));
-  for (uint32_t record = 0; record < context.entry.records.size(); ++record) {
-    check_slices(context, record);
+void check_entry(const Context& context, package::Entry& entry, Effort& effort) {
+  effort.begin_entry(base::quoted(entry.name));
+  for (uint32_t record = 0; record < entry.records.size(); ++record) {
+    check_slices(context, record, effort);
     check_counter_ranges(context, record);
   }
   const std::vector<RecordGroups> groups = group_tiles(context, effort);
-  CheckedEntry result = resolve_waits(context, groups, effort);
-  const Order order(context, groups, result, effort);
+  resolve_waits(context, groups, effort, entry);
+  const Order order(context, groups, effort);
   check_conflicts(context, groups, order, effort);
-  return result;
 }
 
 }  // namespace
 
-Schedule check(const package::Program& program) {
-  Schedule result;
-  for (const package::Entry& entry : program.entries) result.entries.push_back(check_entry({program, entry}));
-  return result;
+void check(package::Program& program) {
+  Effort effort;
+  for (package::Entry& entry : program.entries) check_entry({program, entry}, entry, effort);
 }
 
 }  // namespace mkrt::verify

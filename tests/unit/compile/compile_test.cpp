@@ -116,7 +116,7 @@ TEST_CASE("a real model becomes a package that reads back, passes every check an
                          [&](uint64_t now, uint64_t all) { done = now, total = all; });
   CHECK(done == total);
   CHECK(total >= 6500000);
-  const package::Program program = package::read_package(folder.path("package"));
+  package::Program program = package::read_package(folder.path("package"));
   CHECK_NOTHROW(verify::check(program));
   CHECK(program.entries.size() == 1);
   CHECK(program.entries[0].name == "decode");

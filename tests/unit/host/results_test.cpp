@@ -170,6 +170,7 @@ TEST_CASE("epochs and counters wrap around at 2^32 without a trace") {
     for (const uint32_t mode : {MKRT_QUEUE_DYNAMIC, MKRT_QUEUE_STATIC}) {
       CAPTURE(epoch);
       REQUIRE(session->reset(nullptr) == MKRT_OK);
+      run(*session, request(0, 1, mode, 0, 2'000'000'000));
       static_cast<host::Session&>(*session).start_at_epoch(epoch);
       const auto states = random_states(2);
       write_states(*session, network.state, states);

@@ -165,6 +165,45 @@ package::Signal ScheduleBuilder::signal(uint32_t counter, mkrt_rank_selector ran
   return signal;
 }
 
+namespace {
+
+using Indices = std::array<uint32_t, MKRT_TILE_DIMENSIONS>;
+
+template <class Visit>
+void for_each_tile(const package::Record& record, const Visit& visit) {
+  Indices i{};
+  for (i[0] = 0; i[0] < record.grid[0]; ++i[0]) {
+    for (i[1] = 0; i[1] < record.grid[1]; ++i[1]) {
+      for (i[2] = 0; i[2] < record.grid[2]; ++i[2]) {
+        for (i[3] = 0; i[3] < record.grid[3]; ++i[3]) visit(i);
+      }
+    }
+  }
+}
+
+// What a step adds to a counter on rank 0, from all ranks. Counted here because src/verify would refuse the schedules
+// of some tests, in which something never comes.
+uint32_t step_total(const package::Entry& entry, uint32_t rank_count, uint32_t counter) {
+  uint32_t total = 0;
+  for (const package::Record& record : entry.records) {
+    for (const package::Signal& signal : record.signals) {
+      for_each_tile(record, [&](const Indices& indices) {
+        uint32_t target = signal.counter;
+        for (size_t d = 0; d < indices.size(); ++d) target += indices[d] / signal.divide[d] * signal.strides[d];
+        if (target != counter) return;
+        switch (signal.rank.mode) {
+          case MKRT_RANK_ALL: total += rank_count; break;
+          case MKRT_RANK_FIXED: total += signal.rank.offset == 0 ? rank_count : 0; break;
+          default: total += 1;  // self, or relative: one of the ranks means this one
+        }
+      });
+    }
+  }
+  return total;
+}
+
+}  // namespace
+
 std::shared_ptr<const package::Program> ScheduleBuilder::finish() {
   for (package::Entry& entry : program_->entries) {
     for (package::Record& record : entry.records) {
@@ -172,6 +211,9 @@ std::shared_ptr<const package::Program> ScheduleBuilder::finish() {
       record.tile_count = 1;
       for (const uint32_t size : record.grid) record.tile_count *= size;
       entry.tile_count += record.tile_count;
+      for (package::Wait& wait : record.waits) {
+        wait.step_total = step_total(entry, program_->rank_count, wait.counter);
+      }
     }
   }
   return std::move(program_);

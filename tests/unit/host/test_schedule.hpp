@@ -76,7 +76,7 @@ class ScheduleBuilder {
   package::Wait wait(uint32_t counter, uint32_t value = 0, int32_t step_offset = 0);
   package::Signal signal(uint32_t counter, mkrt_rank_selector rank = {MKRT_RANK_SELF, 0xff, 0});
 
-  // Numbers the tiles and gives the program away.
+  // Numbers the tiles, completes the waits as src/verify would, and gives the program away.
   std::shared_ptr<const package::Program> finish();
 
  private:

@@ -5,9 +5,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "base/failure.hpp"
-#include "package/counters.hpp"
-
 using namespace mkrt;
 
 namespace {
@@ -66,6 +63,7 @@ package::Program make_program() {
   wait.counter = 1;
   wait.count = 2;
   wait.strides = {1, 0, 0, 0};
+  wait.step_total = 4;  // two tiles of each of two ranks
   package::Wait before = wait;
   before.value = 1;
   before.step_offset = -1;
@@ -83,8 +81,7 @@ std::vector<mkrt_record> encode(const package::Program& program, uint32_t rank) 
   // Poisoned, as every field must be written.
   std::vector<mkrt_record> records(entry.records.size());
   std::fill_n(reinterpret_cast<unsigned char*>(records.data()), records.size() * sizeof(mkrt_record), 0xcd);
-  memory::encode_entry(program, entry, memory::plan_layout(program), {rank, 0x900000, weights},
-                       package::counter_totals(entry, program.rank_count), records);
+  memory::encode_entry(program, entry, memory::plan_layout(program), {rank, 0x900000, weights}, records);
   return records;
 }
 
@@ -120,7 +117,7 @@ TEST_CASE("operands get the rank's addresses, in bytes") {
   }
 }
 
-TEST_CASE("waits get what all ranks add in a step, and their value where it was left out") {
+TEST_CASE("waits get what a step adds, and that as their value where it was left out") {
   const std::vector<mkrt_record> records = encode(make_program(), 1);
   REQUIRE(records[1].wait_count == 2);
   CHECK(records[1].index == 1);
@@ -130,7 +127,7 @@ TEST_CASE("waits get what all ranks add in a step, and their value where it was 
   CHECK(full.count == 2);
   CHECK(full.stride[0] == 1);
   CHECK(full.divide[0] == 1);
-  CHECK(full.step_total == 4);  // two tiles of each of two ranks
+  CHECK(full.step_total == 4);
   CHECK(full.value == 4);
   CHECK(full.step_offset == 0);
   const mkrt_wait& before = records[1].wait[1];
@@ -143,17 +140,4 @@ TEST_CASE("waits get what all ranks add in a step, and their value where it was 
   CHECK(signal.stride[0] == 1);
   CHECK(signal.divide[0] == 2);
   CHECK(signal.rank.mode == MKRT_RANK_ALL);
-}
-
-TEST_CASE("one wait for counters that get different numbers of signals is refused, with the record") {
-  package::Program program = make_program();
-  program.entries[0].records[0].signals[0].divide[0] = 4;  // counters get 4 and 2 tiles, and nothing
-  try {
-    encode(program, 0);
-    FAIL("nothing was thrown");
-  } catch (const base::Failure& failure) {
-    CHECK(failure.status() == MKRT_ERROR_SCHEDULE);
-    CHECK(failure.record() == 1);
-    CHECK(failure.message().find("\"consume\"") != std::string::npos);
-  }
 }

@@ -102,7 +102,7 @@ TEST_CASE("splits that share a cache must agree on the position, and on all else
 }
 
 TEST_CASE("splits that would write one result are refused, with statistics or without") {
-  const auto check_names = [](const package::Program& program, const std::string& operand) {
+  const auto check_names = [](package::Program& program, const std::string& operand) {
     const Refusal found = refusal(program);
     CHECK(found.record == 0);
     CHECK_MESSAGE(contains(found.message, "writes element 0 of tensor " + base::quoted(operand)), found.message);

@@ -184,7 +184,7 @@ struct Refusal {
 };
 
 // The failure of a program that must be refused.
-inline Refusal refusal(const package::Program& program) {
+inline Refusal refusal(package::Program& program) {
   try {
     check(program);
   } catch (const base::Failure& failure) {
@@ -198,7 +198,7 @@ inline Refusal refusal(const package::Program& program) {
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // Checks place and words of the failure of a program that must be refused.
-inline void check_refused(const package::Program& program, int32_t record, uint64_t tile, int32_t rank,
+inline void check_refused(package::Program& program, int32_t record, uint64_t tile, int32_t rank,
                           const std::vector<std::string>& words) {
   const Refusal found = refusal(program);
   INFO(found.message);

@@ -288,7 +288,8 @@ TEST_CASE("tiles that go to different ranks are followed there") {
   builder.write({.tensor = parts, .size = 10, .rank_stride = 10, .rank = relative_rank(0, 0)});
   builder.signal({.counter = arrived, .rank = relative_rank(0, 0)});
   builder.record("use").wait({.counter = arrived}).read({.tensor = parts}).signal({.counter = used, .rank = kAll});
-  CHECK(check(builder.program()).entries[0].records[1].waits[0].step_total == 3);
+  check(builder.program());
+  CHECK(builder.entry().records[1].waits[0].step_total == 3);
   SUBCASE("two tiles for one rank conflict") {
     builder.entry().records[0].operands[0]->rank = relative_rank(1);
     const Refusal found = refusal(builder.program());
@@ -437,8 +438,7 @@ TEST_CASE("entries do not see each other") {
   builder.program().entries.emplace_back().name = "prefill";
   const uint32_t b = builder.counter("b");
   builder.record("read").wait({.counter = b, .step = -1}).write({.tensor = t}).signal({.counter = b});
-  const Schedule schedule = check(builder.program());
-  CHECK(schedule.entries.size() == 2);
+  CHECK_NOTHROW(check(builder.program()));
   builder.last_record().waits.clear();
   CHECK(contains(refusal(builder.program()).message, "entry \"prefill\""));
 }

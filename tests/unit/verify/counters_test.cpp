@@ -6,22 +6,19 @@ namespace {
 
 constexpr int32_t kNoRank = -1;
 
-TEST_CASE("a wait without a value stands for everything that a step adds") {
+TEST_CASE("every wait gets to know what a step adds") {
   Builder builder;
   const uint32_t a = builder.counter("a", 2);
   builder.record("first", {6}).wait({.counter = a, .count = 2, .step = -1});
   builder.signal({.counter = a, .strides = {1}, .divide = {3, 1, 1, 1}});
   builder.record("second").wait({.counter = a}).wait({.counter = a, .offset = 1, .value = 2});
-  const Schedule schedule = check(builder.program());
-  REQUIRE(schedule.entries.size() == 1);
-  REQUIRE(schedule.entries[0].records.size() == 2);
-  REQUIRE(schedule.entries[0].records[0].waits.size() == 1);
-  CHECK(schedule.entries[0].records[0].waits[0].value == 3);
-  REQUIRE(schedule.entries[0].records[1].waits.size() == 2);
-  CHECK(schedule.entries[0].records[1].waits[0].value == 3);
-  CHECK(schedule.entries[0].records[1].waits[0].step_total == 3);
-  CHECK(schedule.entries[0].records[1].waits[1].value == 2);
-  CHECK(schedule.entries[0].records[1].waits[1].step_total == 3);
+  check(builder.program());
+  const std::vector<package::Record>& records = builder.entry().records;
+  CHECK(records[0].waits[0].step_total == 3);
+  CHECK(records[0].waits[0].value == 0);  // stays as it was written
+  CHECK(records[1].waits[0].step_total == 3);
+  CHECK(records[1].waits[1].step_total == 3);
+  CHECK(records[1].waits[1].value == 2);
 }
 
 TEST_CASE("signals of all ranks count into a step's total") {
@@ -29,7 +26,8 @@ TEST_CASE("signals of all ranks count into a step's total") {
   const uint32_t gathered = builder.counter("gathered");
   builder.record("push", {4}).wait({.counter = gathered, .step = -1}).signal({.counter = gathered, .rank = kAll});
   builder.record("sum").wait({.counter = gathered});
-  CHECK(check(builder.program()).entries[0].records[1].waits[0].step_total == 12);
+  check(builder.program());
+  CHECK(builder.last_record().waits[0].step_total == 12);
 }
 
 TEST_CASE("a wait for a counter that nothing signals is refused") {

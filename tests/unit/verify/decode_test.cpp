@@ -206,12 +206,9 @@ Shape shape_8b() {
 TEST_CASE("a 1B model's decoding schedule passes") {
   DecodeBuilder builder{Shape{}};
   CHECK(builder.entry().tile_count > 30000);
-  const Schedule schedule = check(builder.program());
-  REQUIRE(schedule.entries[0].records.size() == builder.entry().records.size());
-  for (size_t r = 0; r < builder.entry().records.size(); ++r) {
-    const std::vector<ResolvedWait>& waits = schedule.entries[0].records[r].waits;
-    REQUIRE(waits.size() == builder.entry().records[r].waits.size());
-    for (const ResolvedWait& wait : waits) CHECK(wait.value == wait.step_total);
+  CHECK_NOTHROW(check(builder.program()));
+  for (const package::Record& record : builder.entry().records) {
+    for (const package::Wait& wait : record.waits) CHECK(wait.step_total > 0);
   }
 }
 
@@ -258,9 +255,10 @@ TEST_CASE("every wait of a decoding schedule is needed, in full") {
         builder.entry().records[r].waits.erase(builder.entry().records[r].waits.begin() + static_cast<long>(w));
         CHECK_THROWS_AS(check(builder.program()), base::Failure);
         builder = whole;
-        const ResolvedWait resolved = check(builder.program()).entries[0].records[r].waits[w];
-        if (resolved.step_total == 1) continue;
-        builder.entry().records[r].waits[w].value = resolved.step_total - 1;
+        check(builder.program());
+        package::Wait& wait = builder.entry().records[r].waits[w];
+        if (wait.step_total == 1) continue;
+        wait.value = wait.step_total - 1;
         CHECK_THROWS_AS(check(builder.program()), base::Failure);
       }
     }

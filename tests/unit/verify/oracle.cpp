@@ -123,11 +123,9 @@ void Oracle::count_signals() {
 }
 
 void Oracle::resolve_waits() {
-  // Of each record and wait, the total that all of its counters must have.
-  std::vector<std::vector<uint32_t>> totals_of_waits;
   for (Node& node : nodes_) {
-    if (totals_of_waits.size() <= node.record) totals_of_waits.resize(node.record + 1);
-    std::vector<uint32_t>& totals = totals_of_waits[node.record];
+    if (totals_of_waits_.size() <= node.record) totals_of_waits_.resize(node.record + 1);
+    std::vector<uint32_t>& totals = totals_of_waits_[node.record];
     totals.resize(node.waits.size());
     for (size_t w = 0; w < node.waits.size(); ++w) {
       NodeWait& wait = node.waits[w];

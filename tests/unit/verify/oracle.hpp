@@ -24,6 +24,9 @@ class Oracle {
   // What is wrong with the program, as far as waits, order and conflicts go; empty if nothing.
   const std::string& problem() const { return problem_; }
 
+  // What a step adds to each of the counters that the wait names, if nothing is wrong.
+  uint32_t step_total(uint32_t record, uint32_t wait) const { return totals_of_waits_[record][wait]; }
+
   // Runs the tiles in queue order with one worker on each rank, the ranks interleaved at random. False if all are
   // stuck.
   bool one_worker_finishes(std::mt19937& random) const;
@@ -73,8 +76,9 @@ class Oracle {
   std::vector<Node> nodes_;  // by step, record, tile, rank: a topological order
   std::vector<uint32_t> totals_;
   std::vector<int64_t> last_signaller_;
-  std::vector<std::bitset<kMostNodes>> before_;     // of each node, the nodes that precede it
-  std::vector<std::bitset<kMostNodes>> conflicts_;  // of each node
+  std::vector<std::vector<uint32_t>> totals_of_waits_;  // of each record and wait, which all of its counters must have
+  std::vector<std::bitset<kMostNodes>> before_;         // of each node, the nodes that precede it
+  std::vector<std::bitset<kMostNodes>> conflicts_;      // of each node
 };
 
 }  // namespace mkrt::verify::test

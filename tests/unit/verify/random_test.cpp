@@ -234,7 +234,7 @@ class Generator {
 };
 
 // Whether verify accepts the program; `words` becomes the refusal's sentence.
-bool accepts(const package::Program& program, std::string& words) {
+bool accepts(package::Program& program, std::string& words) {
   try {
     check(program);
     return true;
@@ -269,6 +269,10 @@ TEST_CASE("random schedules that are accepted are clean by brute force, and near
     if (!is_accepted) continue;
     REQUIRE(oracle.problem() == "");
     ++accepted;
+    for (uint32_t r = 0; r < program.entries[0].records.size(); ++r) {
+      const std::vector<package::Wait>& waits = program.entries[0].records[r].waits;
+      for (uint32_t w = 0; w < waits.size(); ++w) CHECK(waits[w].step_total == oracle.step_total(r, w));
+    }
     if (program.rank_count > 1 && program.entries[0].records.size() > 2) ++large;
     CHECK(oracle.one_worker_finishes(generator.random()));
     CHECK(oracle.random_run_has_no_race(generator.random()));
