@@ -63,16 +63,19 @@ constexpr uint32_t preferred_pages = 6;
 }  // namespace
 
 int target_score(std::string_view target, int major, int minor) noexcept {
+  // Apart by more than any capability, so that among images of one form the nearest wins.
+  constexpr int own = 30'000, family = 20'000, plain = 10'000, translated = 1;
   const int device = major * 10 + minor;
   int number = 0;
   char suffix = '\0';
   if (parse_target(target, "sm_", &number, &suffix)) {
-    if (suffix == 'a') return number == device ? 1000 : 0;
+    if (suffix == 'a') return number == device ? own : 0;
     const bool same_major = number / 10 == major && number <= device;
-    if (suffix == 'f') return same_major ? 500 + number % 10 : 0;
-    return suffix == '\0' && same_major ? 100 + number % 10 : 0;
+    if (suffix == 'f') return same_major ? family + number : 0;
+    return suffix == '\0' && same_major ? plain + number : 0;
   }
-  if (parse_target(target, "compute_", &number, &suffix) && suffix == '\0' && number <= device) return 1 + number % 90;
+  if (parse_target(target, "compute_", &number, &suffix) && suffix == '\0' && number <= device)
+    return translated + number;
   return 0;
 }
 

@@ -39,6 +39,7 @@ Session::Session(Executable& executable)
 Session::~Session() {
   cancel();
   const ContextScope scope(*executable_.rank().context);
+  if (scope.result() != result_success) return;  // the context is gone, and all work with it
   driver_.stream_synchronize(stream_.get());
   driver_.stream_synchronize(cancel_stream_.get());
 }

@@ -1,0 +1,134 @@
+// The double must see what it is there to see.
+#include <doctest/doctest.h>
+
+#include <thread>
+
+#include "driver_double.hpp"
+
+using namespace mkrt;
+using namespace mkrt::cuda;
+using namespace mkrt::cuda::test;
+
+namespace {
+
+// Violations so far, joined.
+std::string seen(DriverDouble& gpu) {
+  std::string all;
+  for (const std::string& violation : gpu.take_violations()) all += violation + "; ";
+  return all;
+}
+
+struct Retained {
+  explicit Retained(const DriverDouble& gpu, int ordinal = 0) : driver(gpu.driver()) {
+    REQUIRE(driver->device_get(&device, ordinal) == result_success);
+    REQUIRE(driver->primary_context_retain(&context, device) == result_success);
+    REQUIRE(driver->context_push(context) == result_success);
+  }
+  ~Retained() {
+    Context popped = nullptr;
+    driver->context_pop(&popped);
+    driver->primary_context_release(device);
+  }
+  std::shared_ptr<const Driver> driver;
+  DeviceNumber device = 0;
+  Context context = nullptr;
+};
+
+}  // namespace
+
+TEST_CASE("the double sees what is freed twice, never, or is not its own") {
+  DriverDouble gpu;
+  {
+    const Retained retained(gpu);
+    const Driver& driver = *retained.driver;
+    DevicePointer memory = 0;
+    REQUIRE(driver.memory_allocate(&memory, 100) == result_success);
+    CHECK(driver.memory_free(memory) == result_success);
+    CHECK(seen(gpu).empty());
+    CHECK(driver.memory_free(memory) != result_success);
+    CHECK(seen(gpu).find("freed already") != std::string::npos);
+    CHECK(driver.memory_free(memory + 8) != result_success);
+    CHECK(seen(gpu).find("not allocated") != std::string::npos);
+    int own = 0;
+    CHECK(driver.host_free(&own) != result_success);
+    CHECK(seen(gpu).find("pinned memory") != std::string::npos);
+    const DevicePointer theirs = gpu.allocate(retained.context, 100);
+    driver.memory_free(theirs);
+    CHECK(seen(gpu).find("of the application") != std::string::npos);
+  }
+  DevicePointer left = 0;
+  {
+    const Retained retained(gpu);
+    REQUIRE(retained.driver->memory_allocate(&left, 100) == result_success);
+    CHECK(gpu.live_objects() == 2);  // it and the context
+  }
+  CHECK(seen(gpu).find("device memory outlives its context") != std::string::npos);
+  CHECK(gpu.live_objects() == 1);  // what the double's end would report
+  const Retained retained(gpu);
+  CHECK(retained.driver->memory_free(left) == result_success);
+}
+
+TEST_CASE("the double sees contexts that are missing, wrong, or out of balance") {
+  DriverDouble gpu(std::vector<SimulatedDevice>(2));
+  const std::shared_ptr<const Driver> driver = gpu.driver();
+  DevicePointer memory = 0;
+  Stream stream = nullptr;
+  Context popped = nullptr;
+  CHECK(driver->memory_allocate(&memory, 100) != result_success);
+  CHECK(seen(gpu).find("memory_allocate without a current context") != std::string::npos);
+  CHECK(driver->context_pop(&popped) != result_success);
+  CHECK(seen(gpu).find("was not pushed") != std::string::npos);
+  {
+    const Retained first(gpu);
+    REQUIRE(driver->stream_create(&stream, stream_non_blocking) == result_success);
+    {
+      const Retained second(gpu, 1);
+      CHECK(driver->stream_synchronize(stream) != result_success);
+      CHECK(seen(gpu).find("in another's context") != std::string::npos);
+    }
+    CHECK(driver->stream_synchronize(stream) == result_success);
+    CHECK(driver->stream_destroy(stream) == result_success);
+    CHECK(driver->stream_synchronize(nullptr) != result_success);
+    CHECK(seen(gpu).find("on the default stream") != std::string::npos);
+    std::thread([&] { driver->context_push(first.context); }).join();
+    CHECK(seen(gpu).find("did not pop") != std::string::npos);
+  }
+  CHECK(seen(gpu).empty());
+}
+
+TEST_CASE("the double sees addresses outside of the device's memory") {
+  DriverDouble gpu;
+  const Retained retained(gpu);
+  const Driver& driver = *retained.driver;
+  DevicePointer memory = 0;
+  Stream stream = nullptr;
+  REQUIRE(driver.memory_allocate(&memory, 100) == result_success);
+  REQUIRE(driver.stream_create(&stream, stream_non_blocking) == result_success);
+  char data[128] = {};
+  CHECK(driver.copy_to_device(memory, data, 100, stream) == result_success);
+  CHECK(driver.copy_to_device(memory, data, 101, stream) != result_success);
+  CHECK(driver.copy_to_host(data, memory + 99, 2, stream) != result_success);
+  CHECK(driver.fill_bytes(reinterpret_cast<uintptr_t>(data), 0, 4, stream) != result_success);
+  CHECK(gpu.take_violations().size() == 3);
+  driver.stream_destroy(stream);
+  driver.memory_free(memory);
+}
+
+TEST_CASE("the double fails the call that it is told to, and gives back nevertheless") {
+  DriverDouble gpu;
+  const Retained retained(gpu);
+  const Driver& driver = *retained.driver;
+  DevicePointer memory = 0;
+  gpu.fail_call(2, result_out_of_memory);
+  REQUIRE(driver.memory_allocate(&memory, 100) == result_success);
+  DevicePointer other = 0;
+  CHECK(driver.memory_allocate(&other, 100) == result_out_of_memory);
+  CHECK(other == 0);
+  CHECK(gpu.failed_call() == "memory_allocate");
+  CHECK(gpu.call_count() == 2);
+  gpu.fail_call(1, 999, true);
+  CHECK(driver.memory_free(memory) == 999);
+  CHECK(driver.memory_allocate(&other, 100) == 999);
+  gpu.fail_none();
+  CHECK(gpu.live_objects() == 1);
+}

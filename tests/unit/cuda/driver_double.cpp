@@ -1,0 +1,858 @@
+#include "driver_double.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "kernel_double.hpp"
+
+namespace mkrt::cuda {
+
+// What the driver's handles point to.
+struct ContextObject {
+  int device = 0;
+  bool primary = false;
+};
+
+struct StreamObject {
+  Context context = nullptr;
+  bool of_application = false;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> work;
+  bool running = false;  // a piece of work that was taken out
+  bool ending = false;
+  std::atomic<Result> failure{result_success};
+  std::thread thread;
+};
+
+struct ModuleObject {
+  Context context = nullptr;
+  DevicePointer info_address = 0;  // 0: it has none
+  uint64_t info_size = 0;
+  mkrt_image_info info{};
+  std::unique_ptr<FunctionObject> kernel;
+};
+
+struct FunctionObject {
+  ModuleObject* module = nullptr;
+  int dynamic_shared_bytes = 48 * 1024;  // what a block may have without being asked for
+};
+
+namespace test {
+namespace {
+
+constexpr Result result_invalid_value = 1;
+constexpr Result result_invalid_device = 101;
+constexpr Result result_invalid_image = 200;
+constexpr Result result_invalid_context = 201;
+constexpr Result result_invalid_handle = 400;
+
+// Added to a host address it gives a device address, which no processor can use as a host one.
+constexpr uint64_t bias = uint64_t{1} << 57;
+
+constexpr uint64_t image_magic = 0x6d6b7274'66616b65;
+struct ImageFile {
+  uint64_t magic;
+  uint64_t info_size;
+  uint64_t has_info, has_kernel;
+  mkrt_image_info info;
+};
+
+// The double that lives.
+std::atomic<DriverDouble::State*> current{nullptr};
+
+// The calling thread's contexts. A thread that ends with one left was unbalanced.
+struct ContextStack {
+  std::vector<Context> contexts;
+  ~ContextStack();
+};
+thread_local ContextStack stack;
+
+}  // namespace
+
+class DriverDouble::State {
+ public:
+  explicit State(std::vector<SimulatedDevice> devices) : devices_(std::move(devices)), primaries_(devices_.size()) {
+    for (size_t i = 0; i < devices_.size(); ++i) {
+      free_bytes_.push_back(devices_[i].memory);
+      primaries_[i].object = {static_cast<int>(i), true};
+    }
+  }
+
+  // ---- counting and failing --------------------------------------------------------------------------------------
+
+  template <class Call>
+  Result enter(const char* name, Call&& call) {
+    Result injected = result_success;
+    {
+      const std::lock_guard lock(mutex_);
+      ++calls_;
+      if (fail_at_ != 0 && (calls_ == fail_at_ || (fail_after_ && calls_ > fail_at_))) {
+        injected = fail_with_;
+        if (failed_.empty()) failed_ = name;
+      }
+    }
+    if (injected != result_success && !gives_back(name)) return injected;
+    const Result result = call();
+    return injected != result_success ? injected : result;
+  }
+
+  static bool gives_back(const std::string& name) {
+    return name == "context_pop" || name == "memory_free" || name == "host_free" || name == "stream_destroy" ||
+           name == "module_unload" || name == "primary_context_release";
+  }
+
+  void violate(std::string what) {
+    const std::lock_guard lock(mutex_);
+    violations_.push_back(std::move(what));
+  }
+
+  // ---- devices ---------------------------------------------------------------------------------------------------
+
+  Result initialize(unsigned) { return result_success; }
+  Result driver_version(int* out) {
+    *out = 13000;
+    return result_success;
+  }
+  Result device_count(int* out) {
+    *out = static_cast<int>(devices_.size());
+    return result_success;
+  }
+  // Device numbers differ from ordinals, so that mixing them up shows.
+  static constexpr int number_base = 40;
+  SimulatedDevice* device(DeviceNumber number) {
+    const size_t ordinal = static_cast<size_t>(number - number_base);
+    if (number >= number_base && ordinal < devices_.size()) return &devices_[ordinal];
+    violate("a device number that does not exist");
+    return nullptr;
+  }
+  Result device_get(DeviceNumber* out, int ordinal) {
+    if (ordinal < 0 || static_cast<size_t>(ordinal) >= devices_.size()) return result_invalid_device;
+    *out = number_base + ordinal;
+    return result_success;
+  }
+  Result device_name(char* out, int length, DeviceNumber number) {
+    const SimulatedDevice* found = device(number);
+    if (found == nullptr) return result_invalid_device;
+    std::snprintf(out, static_cast<size_t>(length), "%s", found->name.c_str());
+    return result_success;
+  }
+  Result device_uuid(Uuid* out, DeviceNumber number) {
+    if (device(number) == nullptr) return result_invalid_device;
+    std::memset(out->bytes, 0x10 + number - number_base, sizeof(out->bytes));
+    return result_success;
+  }
+  Result device_attribute(int* out, DeviceAttribute attribute, DeviceNumber number) {
+    const SimulatedDevice* found = device(number);
+    if (found == nullptr) return result_invalid_device;
+    switch (attribute) {
+      case attribute_multiprocessor_count: *out = found->multiprocessors; break;
+      case attribute_compute_major: *out = found->major; break;
+      case attribute_compute_minor: *out = found->minor; break;
+      case attribute_cooperative_launch: *out = found->cooperative ? 1 : 0; break;
+      case attribute_shared_memory_per_block_optin: *out = found->shared_memory; break;
+      default: return result_invalid_value;
+    }
+    return result_success;
+  }
+  Result device_memory(size_t* out, DeviceNumber number) {
+    const SimulatedDevice* found = device(number);
+    if (found == nullptr) return result_invalid_device;
+    *out = found->memory;
+    return result_success;
+  }
+
+  // ---- contexts --------------------------------------------------------------------------------------------------
+
+  Result primary_context_retain(Context* out, DeviceNumber number) {
+    if (device(number) == nullptr) return result_invalid_device;
+    const std::lock_guard lock(mutex_);
+    Primary& primary = primaries_[static_cast<size_t>(number - number_base)];
+    ++primary.retained;
+    *out = &primary.object;
+    return result_success;
+  }
+  Result primary_context_release(DeviceNumber number) {
+    if (device(number) == nullptr) return result_invalid_device;
+    Context released = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      Primary& primary = primaries_[static_cast<size_t>(number - number_base)];
+      if (primary.retained == 0) {
+        violations_.push_back("a primary context is released more often than retained");
+        return result_invalid_context;
+      }
+      if (--primary.retained == 0) released = &primary.object;
+    }
+    if (released != nullptr) check_empty(released);
+    return result_success;
+  }
+  bool alive(Context context) {
+    const std::lock_guard lock(mutex_);
+    return std::any_of(primaries_.begin(), primaries_.end(),
+                       [&](const Primary& p) { return &p.object == context && p.retained > 0; }) ||
+           application_contexts_.count(context) > 0;
+  }
+  Result context_push(Context context) {
+    if (!alive(context)) {
+      violate("a context that does not exist is pushed");
+      return result_invalid_context;
+    }
+    stack.contexts.push_back(context);
+    return result_success;
+  }
+  Result context_pop(Context* out) {
+    if (stack.contexts.empty()) {
+      violate("a context is popped that was not pushed");
+      return result_invalid_context;
+    }
+    *out = stack.contexts.back();
+    stack.contexts.pop_back();
+    return result_success;
+  }
+  Result context_device(DeviceNumber* out) {
+    const Context context = require_context("context_device");
+    if (context == nullptr) return result_invalid_context;
+    *out = number_base + context->device;
+    return result_success;
+  }
+  // The current context; a violation where there is none.
+  Context require_context(const char* call) {
+    if (!stack.contexts.empty()) return stack.contexts.back();
+    violate(std::string(call) + " without a current context");
+    return nullptr;
+  }
+  // Whether `owner` is current; a violation where it is not. What gives back works anyway: after a push that was made
+  // to fail there may be nothing current, and the driver knows the owner.
+  bool require_owner(Context owner, const char* call) {
+    if (!stack.contexts.empty() && stack.contexts.back() == owner) return true;
+    {
+      const std::lock_guard lock(mutex_);
+      if (gives_back(call) && !failed_.empty()) return true;
+    }
+    violate(std::string(call) + (stack.contexts.empty() ? " without a current context" : " in another's context"));
+    return gives_back(call);
+  }
+
+  // ---- memory ----------------------------------------------------------------------------------------------------
+
+  struct Block {
+    std::unique_ptr<std::byte, decltype(&std::free)> memory;
+    size_t bytes;
+    Context context;
+    bool of_application;
+  };
+
+  Result memory_info(size_t* out_free, size_t* out_total) {
+    const Context context = require_context("memory_info");
+    if (context == nullptr) return result_invalid_context;
+    const std::lock_guard lock(mutex_);
+    *out_free = free_bytes_[static_cast<size_t>(context->device)];
+    *out_total = devices_[static_cast<size_t>(context->device)].memory;
+    return result_success;
+  }
+  Result memory_allocate(DevicePointer* out, size_t bytes) {
+    const Context context = require_context("memory_allocate");
+    if (context == nullptr) return result_invalid_context;
+    return take(context, bytes, false, out);
+  }
+  Result take(Context context, size_t bytes, bool of_application, DevicePointer* out) {
+    const std::lock_guard lock(mutex_);
+    size_t& free = free_bytes_[static_cast<size_t>(context->device)];
+    if (bytes == 0) return result_invalid_value;
+    if (bytes > free) return result_out_of_memory;
+    auto* memory = static_cast<std::byte*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
+    std::memset(memory, 0xa5, bytes);  // what lies there means nothing
+    free -= bytes;
+    *out = reinterpret_cast<uintptr_t>(memory) + bias;
+    memory_.emplace(*out, Block{{memory, &std::free}, bytes, context, of_application});
+    return result_success;
+  }
+  Result memory_free(DevicePointer address) {
+    Context owner = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = memory_.find(address);
+      if (found == memory_.end()) {
+        violations_.push_back("device memory is freed that was not allocated or is freed already");
+        return result_invalid_value;
+      }
+      if (found->second.of_application) violations_.push_back("device memory of the application is freed");
+      owner = found->second.context;
+    }
+    require_owner(owner, "memory_free");
+    wait_for_device(owner->device);  // as the driver does
+    const std::lock_guard lock(mutex_);
+    free_bytes_[static_cast<size_t>(owner->device)] += memory_.at(address).bytes;
+    memory_.erase(address);
+    return result_success;
+  }
+  Result host_allocate(void** out, size_t bytes, unsigned flags) {
+    const Context context = require_context("host_allocate");
+    if (context == nullptr) return result_invalid_context;
+    if ((flags & ~(host_memory_portable | host_memory_mapped)) != 0) return result_invalid_value;
+    auto* memory = static_cast<std::byte*>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
+    std::memset(memory, 0xa5, bytes);
+    *out = memory;
+    const std::lock_guard lock(mutex_);
+    pinned_.emplace(reinterpret_cast<uintptr_t>(memory) + bias, Block{{memory, &std::free}, bytes, context, false});
+    return result_success;
+  }
+  Result host_free(void* memory) {
+    const uint64_t address = reinterpret_cast<uintptr_t>(memory) + bias;
+    Context owner = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = pinned_.find(address);
+      if (found == pinned_.end()) {
+        violations_.push_back("pinned memory is freed that was not allocated or is freed already");
+        return result_invalid_value;
+      }
+      owner = found->second.context;
+    }
+    require_owner(owner, "host_free");
+    wait_for_device(owner->device);
+    const std::lock_guard lock(mutex_);
+    pinned_.erase(address);
+    return result_success;
+  }
+  Result host_device_pointer(DevicePointer* out, void* memory, unsigned) {
+    if (require_context("host_device_pointer") == nullptr) return result_invalid_context;
+    const std::lock_guard lock(mutex_);
+    const uint64_t address = reinterpret_cast<uintptr_t>(memory) + bias;
+    if (pinned_.count(address) == 0) return result_invalid_value;
+    *out = address;
+    return result_success;
+  }
+
+  // Host memory behind a range of a device's addresses, in memory that `device` can reach.
+  std::byte* translate(int device, uint64_t address, uint64_t bytes, const char* what) {
+    const std::lock_guard lock(mutex_);
+    for (const auto* blocks : {&memory_, &pinned_}) {
+      auto block = blocks->upper_bound(address);
+      if (block == blocks->begin()) continue;
+      --block;
+      const uint64_t offset = address - block->first;
+      if (offset > block->second.bytes || bytes > block->second.bytes - offset) continue;
+      if (blocks == &memory_ && block->second.context->device != device) continue;
+      return block->second.memory.get() + offset;
+    }
+    violations_.push_back(std::string(what) + " lies in no memory of the device");
+    return nullptr;
+  }
+  bool is_pinned(const void* memory) {
+    const std::lock_guard lock(mutex_);
+    const uint64_t address = reinterpret_cast<uintptr_t>(memory) + bias;
+    const auto block = pinned_.upper_bound(address);
+    return block != pinned_.begin() && address - std::prev(block)->first < std::prev(block)->second.bytes;
+  }
+
+  // ---- streams ---------------------------------------------------------------------------------------------------
+
+  Result stream_create(Stream* out, unsigned flags) {
+    const Context context = require_context("stream_create");
+    if (context == nullptr) return result_invalid_context;
+    if (flags != stream_non_blocking) violate("a stream that waits for the application's default stream");
+    *out = make_stream(context, false);
+    return result_success;
+  }
+  Stream make_stream(Context context, bool of_application) {
+    auto stream = std::make_unique<StreamObject>();
+    stream->context = context;
+    stream->of_application = of_application;
+    stream->thread = std::thread([object = stream.get()] { work_off(*object); });
+    const std::lock_guard lock(mutex_);
+    return streams_.emplace_back(std::move(stream)).get();
+  }
+  static void work_off(StreamObject& stream) {
+    std::unique_lock lock(stream.mutex);
+    for (;;) {
+      stream.changed.wait(lock, [&] { return stream.ending || !stream.work.empty(); });
+      if (stream.work.empty()) return;
+      const std::function<void()> work = std::move(stream.work.front());
+      stream.work.pop_front();
+      stream.running = true;
+      lock.unlock();
+      if (stream.failure == result_success) work();
+      lock.lock();
+      stream.running = false;
+      stream.changed.notify_all();
+    }
+  }
+  static void drain(StreamObject& stream) {
+    std::unique_lock lock(stream.mutex);
+    stream.changed.wait(lock, [&] { return stream.work.empty() && !stream.running; });
+  }
+  static void enqueue(StreamObject& stream, std::function<void()> work) {
+    const std::lock_guard lock(stream.mutex);
+    stream.work.push_back(std::move(work));
+    stream.changed.notify_all();
+  }
+  void wait_for_device(int device) {
+    std::vector<Stream> streams;
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto& stream : streams_) {
+        if (stream->context->device == device) streams.push_back(stream.get());
+      }
+    }
+    for (Stream stream : streams) drain(*stream);
+  }
+  // A stream that exists, in its own context; nullptr and a violation otherwise.
+  Stream require_stream(Stream stream, const char* call) {
+    if (stream == nullptr) {
+      violate(std::string(call) + " on the default stream");
+      return nullptr;
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      if (std::none_of(streams_.begin(), streams_.end(), [&](const auto& known) { return known.get() == stream; })) {
+        violations_.push_back(std::string(call) + " on a stream that does not exist");
+        return nullptr;
+      }
+    }
+    return require_owner(stream->context, call) ? stream : nullptr;
+  }
+  Result stream_destroy(Stream stream) {
+    if (require_stream(stream, "stream_destroy") == nullptr) return result_invalid_handle;
+    if (stream->of_application) {
+      violate("a stream of the application is destroyed");
+      return result_success;
+    }
+    end_stream(stream);
+    return result_success;
+  }
+  void end_stream(Stream stream) {
+    drain(*stream);
+    {
+      const std::lock_guard lock(stream->mutex);
+      stream->ending = true;
+      stream->changed.notify_all();
+    }
+    stream->thread.join();
+    const std::lock_guard lock(mutex_);
+    std::erase_if(streams_, [&](const auto& known) { return known.get() == stream; });
+  }
+  Result stream_query(Stream stream) {
+    if (require_stream(stream, "stream_query") == nullptr) return result_invalid_handle;
+    if (stream->failure != result_success) return stream->failure;
+    const std::lock_guard lock(stream->mutex);
+    return stream->work.empty() && !stream->running ? result_success : result_not_ready;
+  }
+  Result stream_synchronize(Stream stream) {
+    if (require_stream(stream, "stream_synchronize") == nullptr) return result_invalid_handle;
+    drain(*stream);
+    return stream->failure;
+  }
+
+  // ---- copies ----------------------------------------------------------------------------------------------------
+
+  // A word is written whole: kernels look at it meanwhile.
+  static void write_bytes(std::byte* to, const std::byte* from, size_t bytes) {
+    if (bytes == sizeof(uint32_t) && reinterpret_cast<uintptr_t>(to) % sizeof(uint32_t) == 0) {
+      uint32_t word = 0;
+      std::memcpy(&word, from, sizeof(word));
+      std::atomic_ref(*reinterpret_cast<uint32_t*>(to)).store(word, std::memory_order_relaxed);
+    } else {
+      std::memcpy(to, from, bytes);
+    }
+  }
+  Result copy_to_device(DevicePointer to, const void* from, size_t bytes, Stream stream) {
+    if (require_stream(stream, "copy_to_device") == nullptr) return result_invalid_handle;
+    std::byte* target = translate(stream->context->device, to, bytes, "the target of a copy");
+    if (target == nullptr) return result_invalid_value;
+    const auto* source = static_cast<const std::byte*>(from);
+    if (is_pinned(from)) {
+      enqueue(*stream, [=] { write_bytes(target, source, bytes); });
+    } else {  // the driver keeps a copy of its own
+      enqueue(*stream, [target, copy = std::vector<std::byte>(source, source + bytes)] {
+        write_bytes(target, copy.data(), copy.size());
+      });
+    }
+    return result_success;
+  }
+  Result copy_to_host(void* to, DevicePointer from, size_t bytes, Stream stream) {
+    if (require_stream(stream, "copy_to_host") == nullptr) return result_invalid_handle;
+    const std::byte* source = translate(stream->context->device, from, bytes, "the source of a copy");
+    if (source == nullptr) return result_invalid_value;
+    const bool pinned = is_pinned(to);
+    enqueue(*stream, [=] { std::memcpy(to, source, bytes); });
+    if (!pinned) drain(*stream);
+    return stream->failure;
+  }
+  Result fill_bytes(DevicePointer to, unsigned char value, size_t bytes, Stream stream) {
+    if (require_stream(stream, "fill_bytes") == nullptr) return result_invalid_handle;
+    std::byte* target = translate(stream->context->device, to, bytes, "the target of a fill");
+    if (target == nullptr) return result_invalid_value;
+    enqueue(*stream, [=] { std::memset(target, value, bytes); });
+    return result_success;
+  }
+
+  // ---- modules and launches --------------------------------------------------------------------------------------
+
+  Result module_load(Module* out, const void* image) {
+    const Context context = require_context("module_load");
+    if (context == nullptr) return result_invalid_context;
+    ImageFile file{};
+    std::memcpy(&file.magic, image, sizeof(file.magic));
+    if (file.magic != image_magic) return result_invalid_image;
+    std::memcpy(&file, image, sizeof(file));
+    auto module = std::make_unique<ModuleObject>();
+    module->context = context;
+    module->info = file.info;
+    if (file.has_info != 0) {
+      module->info_size = file.info_size;
+      if (take(context, std::max<size_t>(file.info_size, sizeof(file.info)), false, &module->info_address) !=
+          result_success) {
+        return result_out_of_memory;
+      }
+      std::memcpy(reinterpret_cast<void*>(module->info_address - bias), &file.info, sizeof(file.info));
+    }
+    if (file.has_kernel != 0) {
+      module->kernel = std::make_unique<FunctionObject>();
+      module->kernel->module = module.get();
+    }
+    const std::lock_guard lock(mutex_);
+    *out = modules_.emplace_back(std::move(module)).get();
+    return result_success;
+  }
+  bool require_module(Module module, const char* call) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (std::none_of(modules_.begin(), modules_.end(), [&](const auto& known) { return known.get() == module; })) {
+        violations_.push_back(std::string(call) + " of a module that does not exist");
+        return false;
+      }
+    }
+    return require_owner(module->context, call);
+  }
+  Result module_unload(Module module) {
+    if (!require_module(module, "module_unload")) return result_invalid_handle;
+    wait_for_device(module->context->device);
+    const std::lock_guard lock(mutex_);
+    if (module->info_address != 0) {
+      free_bytes_[static_cast<size_t>(module->context->device)] += memory_.at(module->info_address).bytes;
+      memory_.erase(module->info_address);
+    }
+    std::erase_if(modules_, [&](const auto& known) { return known.get() == module; });
+    return result_success;
+  }
+  Result module_function(Function* out, Module module, const char* name) {
+    if (!require_module(module, "module_function")) return result_invalid_handle;
+    if (module->kernel == nullptr || std::string(name) != "mkrt_run") return result_not_found;
+    *out = module->kernel.get();
+    return result_success;
+  }
+  Result module_global(DevicePointer* out, size_t* out_bytes, Module module, const char* name) {
+    if (!require_module(module, "module_global")) return result_invalid_handle;
+    if (module->info_address == 0 || std::string(name) != "mkrt_image") return result_not_found;
+    *out = module->info_address;
+    *out_bytes = module->info_size;
+    return result_success;
+  }
+  Result function_attribute(int* out, FunctionAttribute attribute, Function function) {
+    if (!require_module(function->module, "function_attribute")) return result_invalid_handle;
+    if (attribute != function_max_threads_per_block) return result_invalid_value;
+    *out = device_of(function).largest_block;
+    return result_success;
+  }
+  Result function_set_attribute(Function function, FunctionAttribute attribute, int value) {
+    if (!require_module(function->module, "function_set_attribute")) return result_invalid_handle;
+    if (attribute != function_max_dynamic_shared_bytes || value > device_of(function).shared_memory) {
+      return result_invalid_value;
+    }
+    function->dynamic_shared_bytes = value;
+    return result_success;
+  }
+  const SimulatedDevice& device_of(Function function) const {
+    return devices_[static_cast<size_t>(function->module->context->device)];
+  }
+
+  Result launch(const LaunchConfig* config, Function function, void** parameters, void** extra) {
+    if (!require_module(function->module, "launch")) return result_invalid_handle;
+    Stream stream = require_stream(config->stream, "launch");
+    if (stream == nullptr) return result_invalid_handle;
+    check_config(*config, function);
+    if (extra != nullptr) violate("a launch with extra parameters");
+    test::Launch seen;
+    seen.grid = config->grid_x;
+    seen.block = config->block_x;
+    seen.shared_memory = config->shared_memory_bytes;
+    seen.stream = stream;
+    std::memcpy(&seen.parameters, parameters[0], sizeof(mkrt_launch));
+    const mkrt_host_isa* isa = nullptr;
+    Result broken = result_success;
+    {
+      const std::lock_guard lock(mutex_);
+      launches_.push_back(seen);
+      for (const mkrt_host_isa* known : isas_) {
+        if (known->fingerprint == function->module->info.isa_fingerprint) isa = known;
+      }
+      broken = std::exchange(break_next_, result_success);
+    }
+    if (isa == nullptr) {
+      violate("a launch of an instruction set that the double was not given");
+      return result_invalid_image;
+    }
+    enqueue(*stream, [this, seen, isa, broken, stream] {
+      if (broken != result_success) {
+        stream->failure = broken;
+        return;
+      }
+      const int device = stream->context->device;
+      run_kernel(seen.parameters, seen.grid, *isa, [this, device](uint64_t address, uint64_t bytes, const char* what) {
+        return translate(device, address, bytes, what);
+      });
+    });
+    return result_success;
+  }
+  void check_config(const LaunchConfig& config, Function function) {
+    const SimulatedDevice& device = device_of(function);
+    if (config.grid_x == 0 || config.grid_x > static_cast<unsigned>(device.multiprocessors) || config.grid_y != 1 ||
+        config.grid_z != 1) {
+      violate("a launch whose blocks are not resident together");
+    }
+    if (config.block_x != function->module->info.block_size || config.block_y != 1 || config.block_z != 1) {
+      violate("a launch with blocks of another size than the image's");
+    }
+    if (config.shared_memory_bytes > static_cast<unsigned>(function->dynamic_shared_bytes)) {
+      violate("a launch with more shared memory than was asked for");
+    }
+    bool cooperative = false;
+    for (unsigned i = 0; i < config.attribute_count; ++i) {
+      cooperative |=
+          config.attributes[i].id == launch_attribute_cooperative && config.attributes[i].value.cooperative == 1;
+    }
+    if (!cooperative) violate("a launch that is not cooperative");
+  }
+
+  Result error_name(Result result, const char** out) {
+    *out = result == result_out_of_memory ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_SIMULATED";
+    return result_success;
+  }
+  Result error_text(Result, const char** out) {
+    *out = "a simulated failure";
+    return result_success;
+  }
+
+  // ---- what is left ----------------------------------------------------------------------------------------------
+
+  void check_empty(Context context) {
+    const std::lock_guard lock(mutex_);
+    const auto count = [&](const auto& blocks) {
+      return std::count_if(blocks.begin(), blocks.end(), [&](const auto& block) {
+        return block.second.context == context && !block.second.of_application;
+      });
+    };
+    const auto mine = [&](const auto& object) { return object->context == context; };
+    if (count(memory_) != 0) violations_.push_back("device memory outlives its context");
+    if (count(pinned_) != 0) violations_.push_back("pinned memory outlives its context");
+    if (std::any_of(modules_.begin(), modules_.end(), mine)) violations_.push_back("a module outlives its context");
+    if (std::any_of(streams_.begin(), streams_.end(), [&](const auto& s) { return mine(s) && !s->of_application; })) {
+      violations_.push_back("a stream outlives its context");
+    }
+  }
+  size_t live_objects() {
+    const std::lock_guard lock(mutex_);
+    size_t count = pinned_.size() + modules_.size();
+    for (const auto& block : memory_) count += block.second.of_application ? 0 : 1;
+    for (const auto& stream : streams_) count += stream->of_application ? 0 : 1;
+    for (const Primary& primary : primaries_) count += static_cast<size_t>(primary.retained);
+    return count;
+  }
+  void end() {
+    std::vector<Stream> streams;
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto& stream : streams_) streams.push_back(stream.get());
+    }
+    for (Stream stream : streams) end_stream(stream);
+  }
+
+  struct Primary {
+    ContextObject object;
+    int retained = 0;
+  };
+
+  std::mutex mutex_;  // of everything below
+  std::vector<SimulatedDevice> devices_;
+  std::vector<Primary> primaries_;
+  std::vector<size_t> free_bytes_;
+  std::set<Context> application_contexts_;
+  std::vector<std::unique_ptr<ContextObject>> application_context_objects_;
+  std::map<uint64_t, Block> memory_, pinned_;  // by device address
+  std::vector<std::unique_ptr<StreamObject>> streams_;
+  std::vector<std::unique_ptr<ModuleObject>> modules_;
+  std::vector<const mkrt_host_isa*> isas_;
+  std::vector<test::Launch> launches_;
+  std::vector<std::string> violations_;
+  Result break_next_ = result_success;
+  uint64_t calls_ = 0;
+  uint64_t fail_at_ = 0;
+  Result fail_with_ = result_success;
+  bool fail_after_ = false;
+  std::string failed_;
+  Driver table_;
+};
+
+namespace {
+
+ContextStack::~ContextStack() {
+  DriverDouble::State* state = current.load();
+  if (state != nullptr && !contexts.empty()) state->violate("a thread ends with a context that it did not pop");
+}
+
+// A function of the table for each of the state's.
+template <auto member>
+struct Entry;
+template <class... Arguments, Result (DriverDouble::State::*member)(Arguments...)>
+struct Entry<member> {
+  static inline const char* name = nullptr;
+  static Result MKRT_CUDA_CALL call(Arguments... arguments) {
+    DriverDouble::State& state = *current.load();
+    return state.enter(name, [&] { return (state.*member)(arguments...); });
+  }
+  // Asking what a result means is no call that could fail.
+  static Result MKRT_CUDA_CALL ask(Arguments... arguments) { return (current.load()->*member)(arguments...); }
+};
+
+}  // namespace
+
+FakeImage::FakeImage(uint64_t isa_fingerprint) {
+  info.launch_version = MKRT_LAUNCH_VERSION;
+  info.launch_size = sizeof(mkrt_launch);
+  info.record_size = sizeof(mkrt_record);
+  info.block_size = 384;
+  info.isa_fingerprint = isa_fingerprint;
+  info.fixed_shared_bytes = 40'000;
+  info.page_bytes = 16'384;
+  info.minimum_pages = 2;
+  info.maximum_pages = 16;
+  info.row_padding = 16;
+  info.minimum_row_bytes = 4096;
+}
+
+std::string FakeImage::bytes() const {
+  const ImageFile file{image_magic, info_size, has_info ? 1u : 0u, has_kernel ? 1u : 0u, info};
+  return {reinterpret_cast<const char*>(&file), sizeof(file)};
+}
+
+DriverDouble::DriverDouble(std::vector<SimulatedDevice> devices) : state_(std::make_shared<State>(std::move(devices))) {
+  State* none = nullptr;
+  if (!current.compare_exchange_strong(none, state_.get())) std::abort();  // a test's mistake
+#define MKRT_DOUBLE_BIND(function, parameters, symbol, version) \
+  Entry<& State::function>::name = #function;                   \
+  state_->table_.function = Entry<&State::function>::call;
+  MKRT_CUDA_REQUIRED(MKRT_DOUBLE_BIND)
+#undef MKRT_DOUBLE_BIND
+  state_->table_.error_name = Entry<&State::error_name>::ask;
+  state_->table_.error_text = Entry<&State::error_text>::ask;
+}
+
+DriverDouble::~DriverDouble() {
+  if (!stack.contexts.empty()) state_->violate("the test's own thread ends with a context that it did not pop");
+  stack.contexts.clear();
+  if (live_objects() != 0) state_->violate(std::to_string(live_objects()) + " objects of the driver are left");
+  for (const std::string& violation : take_violations()) FAIL_CHECK(violation);
+  state_->end();
+  current = nullptr;
+}
+
+std::shared_ptr<const Driver> DriverDouble::driver() const { return {state_, &state_->table_}; }
+
+std::shared_ptr<const Driver> DriverDouble::open() {
+  // Whoever holds the table must not outlive the double, so nothing is shared here.
+  State* state = current.load();
+  const Result result = state->table_.initialize(0);
+  if (result != result_success) state->table_.check(result, "initialize the driver");
+  return {std::shared_ptr<const Driver>(), &state->table_};
+}
+
+void DriverDouble::add_isa(const mkrt_host_isa& isa) { state_->isas_.push_back(&isa); }
+
+void DriverDouble::fail_call(uint64_t number, Result result, bool all_after) {
+  const std::lock_guard lock(state_->mutex_);
+  state_->calls_ = 0;
+  state_->fail_at_ = number;
+  state_->fail_with_ = result;
+  state_->fail_after_ = all_after;
+  state_->failed_.clear();
+}
+
+uint64_t DriverDouble::call_count() const {
+  const std::lock_guard lock(state_->mutex_);
+  return state_->calls_;
+}
+
+std::string DriverDouble::failed_call() const {
+  const std::lock_guard lock(state_->mutex_);
+  return state_->failed_;
+}
+
+void DriverDouble::break_next_launch(Result result) {
+  const std::lock_guard lock(state_->mutex_);
+  state_->break_next_ = result;
+}
+
+void DriverDouble::set_free_memory(int device, size_t bytes) {
+  const std::lock_guard lock(state_->mutex_);
+  state_->free_bytes_[static_cast<size_t>(device)] = bytes;
+}
+
+Context DriverDouble::create_context(int device) {
+  const std::lock_guard lock(state_->mutex_);
+  state_->application_context_objects_.push_back(std::make_unique<ContextObject>(ContextObject{device, false}));
+  Context context = state_->application_context_objects_.back().get();
+  state_->application_contexts_.insert(context);
+  return context;
+}
+
+Stream DriverDouble::create_stream(Context context) { return state_->make_stream(context, true); }
+
+DevicePointer DriverDouble::allocate(Context context, size_t bytes) {
+  DevicePointer address = 0;
+  return state_->take(context, bytes, true, &address) == result_success ? address : 0;
+}
+
+void DriverDouble::free(DevicePointer address) {
+  int device = 0;
+  {
+    const std::lock_guard lock(state_->mutex_);
+    device = state_->memory_.at(address).context->device;
+  }
+  state_->wait_for_device(device);
+  const std::lock_guard lock(state_->mutex_);
+  state_->free_bytes_[static_cast<size_t>(device)] += state_->memory_.at(address).bytes;
+  state_->memory_.erase(address);
+}
+
+void DriverDouble::push(Context context) { stack.contexts.push_back(context); }
+void DriverDouble::pop() { stack.contexts.pop_back(); }
+std::vector<Context> DriverDouble::context_stack() const { return stack.contexts; }
+
+size_t DriverDouble::live_objects() const { return state_->live_objects(); }
+
+std::vector<Launch> DriverDouble::launches() const {
+  const std::lock_guard lock(state_->mutex_);
+  return state_->launches_;
+}
+
+std::vector<std::string> DriverDouble::take_violations() {
+  const std::lock_guard lock(state_->mutex_);
+  return std::exchange(state_->violations_, {});
+}
+
+}  // namespace test
+}  // namespace mkrt::cuda

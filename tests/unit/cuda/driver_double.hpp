@@ -1,0 +1,104 @@
+// A CUDA driver for tests: simulated devices in host memory behind the table that src/cuda calls.
+//
+// What it keeps an eye on, each a violation that fails the test when the double goes:
+//  - memory, pinned memory, streams, modules and retained contexts that are not given back, or given back twice, or
+//  that
+//    the double never gave out;
+//  - calls without a current context, or with another context than that of the objects they name;
+//  - contexts that are popped without a push, or still pushed when a thread ends;
+//  - addresses that a copy, a fill or a kernel uses and that lie in no memory of the device;
+//  - launches that the device could not take, or that are not cooperative;
+//  - use of the default stream, which would wait for the application's work.
+// Device addresses are host addresses with a bias that no processor can read through: host code that uses one crashes.
+//
+// Streams are threads, so work overlaps as on a device. A launch runs the encoded table with the code of a host
+// instruction set and keeps queue, epoch, report, timeline and trace as include/mkrt/device/launch.h says.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/driver.hpp"
+#include "mkrt/device/launch.h"
+#include "mkrt/host_isa.h"
+
+namespace mkrt::cuda::test {
+
+struct SimulatedDevice {
+  std::string name = "Simulated GPU";
+  int major = 9;
+  int minor = 0;
+  int multiprocessors = 4;
+  int shared_memory = 200'000;  // of a block
+  int largest_block = 1024;
+  bool cooperative = true;
+  size_t memory = size_t{1} << 30;
+};
+
+// What a kernel image says of itself. `bytes()` is a file that module_load takes.
+struct FakeImage {
+  mkrt_image_info info{};
+  bool has_info = true;
+  bool has_kernel = true;
+  uint64_t info_size = sizeof(mkrt_image_info);
+
+  // An image of this library's launch interface for an instruction set.
+  explicit FakeImage(uint64_t isa_fingerprint);
+  std::string bytes() const;
+};
+
+struct Launch {
+  uint32_t grid = 0, block = 0, shared_memory = 0;
+  Stream stream = nullptr;
+  mkrt_launch parameters{};
+};
+
+class DriverDouble {
+ public:
+  explicit DriverDouble(std::vector<SimulatedDevice> devices = {SimulatedDevice{}});
+  DriverDouble(const DriverDouble&) = delete;
+  DriverDouble& operator=(const DriverDouble&) = delete;
+  // Fails the test for every violation that was not taken. At most one double lives at a time.
+  ~DriverDouble();
+
+  std::shared_ptr<const Driver> driver() const;
+  // The table of the double that lives: for runtime::CudaDevices.
+  static std::shared_ptr<const Driver> open();
+
+  // Kernels of images with this set's fingerprint run its instructions; it outlives the double.
+  void add_isa(const mkrt_host_isa& isa);
+
+  // From now on, call number `number` (from 1) returns `result`; with `all_after` all later ones as well. Calls that
+  // give something back do it nevertheless, as the driver does when it reports an earlier failure.
+  void fail_call(uint64_t number, Result result, bool all_after = false);
+  void fail_none() { fail_call(0, result_success); }
+  uint64_t call_count() const;      // since the last fail_call
+  std::string failed_call() const;  // the first that was made to fail, such as "memory_allocate"; empty: none yet
+  // The next launch is taken, never runs, and its stream reports `result` from then on.
+  void break_next_launch(Result result);
+  // Larger allocations fail for lack of room.
+  void set_free_memory(int device, size_t bytes);
+
+  // What an application does by itself; not counted as calls, given back by the double.
+  Context create_context(int ordinal);
+  Stream create_stream(Context context);
+  DevicePointer allocate(Context context, size_t bytes);
+  void free(DevicePointer address);
+  void push(Context context);
+  void pop();
+  std::vector<Context> context_stack() const;  // of this thread
+
+  // Objects that are given out at the moment, but for the application's own.
+  size_t live_objects() const;
+  std::vector<Launch> launches() const;
+  std::vector<std::string> take_violations();
+
+  class State;
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace mkrt::cuda::test

@@ -1,0 +1,270 @@
+// Every driver call fails once: the status is right, nothing leaks, the caller's context stays, and all works after.
+#include <doctest/doctest.h>
+
+#include <functional>
+#include <set>
+
+#include "fixture.hpp"
+
+using namespace mkrt;
+using namespace mkrt::cuda;
+using namespace mkrt::cuda::test;
+using host::test::request;
+
+namespace {
+
+constexpr Result some_failure = 999;
+constexpr uint64_t millisecond = 1'000'000;
+
+struct StepOutcome {
+  mkrt_status status = MKRT_OK;
+  int32_t driver_code = -1;
+};
+
+// One call of the interface, as a status.
+StepOutcome outcome_of(const std::function<mkrt_status(mkrt_error*)>& call) {
+  mkrt_error error = MKRT_ERROR_INIT;
+  try {
+    const mkrt_status status = call(&error);
+    return {status, error.driver_code};
+  } catch (const base::Failure& failure) {
+    CHECK(!failure.message().empty());
+    return {failure.status(), failure.driver_code()};
+  }
+}
+
+// Everything that an application does, from creating a mesh to destroying it, a step at a time.
+class Scenario {
+ public:
+  Scenario(DriverDouble& gpu, const Work& work)
+      : gpu_(gpu), work_(work), before_(gpu.context_stack()), begin_(random_state()) {}
+
+  // Where a step fails, `on_failure` decides whether it is tried again, without a failure this time, or all ends there.
+  using OnFailure = std::function<bool(const char* step, bool loading, const StepOutcome& outcome)>;
+  void run(const OnFailure& on_failure) {
+    on_failure_ = on_failure;
+    if (run_steps()) CHECK(finished_);
+    destroy();
+  }
+
+ private:
+  bool run_steps() {
+    return load("create a mesh", [&] { mesh_ = make_mesh(gpu_, rank_desc()); }) &&
+           load("describe it", [&] { describe(); }) &&
+           load("load", [&] { executable_ = mesh_->load(work_.program, {}); }) &&
+           load("create a session", [&] { session_ = executable_->create_session(); }) &&
+           load("trace", [&] { session_->trace(4); }) && use() && cancel() && work_again();
+  }
+  bool use() {
+    return step("write", [&](mkrt_error* e) { return write(e); }) &&
+           step("execute", [&](mkrt_error* e) { return session_->execute(request(entry_step, 3), &value_, e); }) &&
+           wait("wait") && step("read", [&](mkrt_error* e) { return read(e); }) &&
+           step("read a trace", [&](mkrt_error* e) { return session_->read_trace(1, 4, trace_, e); });
+  }
+  // A launch that waits for ever is cancelled; should the cancel not get through, it ends by its deadline.
+  bool cancel() {
+    const device::ExecuteRequest stuck = request(entry_stuck, 1, MKRT_QUEUE_DYNAMIC, 0, 20 * millisecond);
+    if (!step("execute what hangs", [&](mkrt_error* e) { return session_->execute(stuck, &value_, e); })) return false;
+    session_->cancel();
+    check_context();
+    const StepOutcome ended = outcome_of([&](mkrt_error* e) { return session_->wait(value_, UINT64_MAX, e); });
+    const bool stopped = ended.status == MKRT_ERROR_CANCELLED || ended.status == MKRT_ERROR_DEADLINE;
+    CHECK((stopped || (ended.status == MKRT_ERROR_DRIVER && !gpu_.failed_call().empty())));
+    return step("reset", [&](mkrt_error* e) { return reset(e); });
+  }
+  bool work_again() {
+    const bool done =
+        step("execute again", [&](mkrt_error* e) { return session_->execute(request(entry_count), &value_, e); }) &&
+        wait("wait again") && step("read again", [&](mkrt_error* e) {
+          uint32_t total = 0;
+          const mkrt_status status = session_->read(0, work_.total, 0, sizeof(total), &total, e);
+          if (status == MKRT_OK) CHECK(total == 1);
+          return status;
+        });
+    finished_ = done;
+    return done;
+  }
+
+  void describe() {
+    mkrt_device_info info{};
+    info.struct_size = sizeof(info);
+    mesh_->describe(0, &info);
+    describe_device(gpu_.driver(), 0, &info);
+    CHECK(info.worker_count == 4);
+  }
+  mkrt_status write(mkrt_error* error) {
+    return session_->write(0, work_.state, 0, begin_.data(), width * sizeof(uint32_t), error);
+  }
+  mkrt_status read(mkrt_error* error) {
+    std::vector<uint32_t> state(width);
+    const mkrt_status status = session_->read(0, work_.state, 0, width * sizeof(uint32_t), state.data(), error);
+    if (status == MKRT_OK) CHECK(state == host_result(work_, begin_, 3));
+    return status;
+  }
+  // A launch that is still on its way when the driver failed to answer is waited for.
+  mkrt_status reset(mkrt_error* error) { return session_->reset(error); }
+  // A wait that failed is over: the session is reset, and what was enqueued is enqueued again.
+  bool wait(const char* name) {
+    bool first = true;
+    return step(name, [&](mkrt_error* e) {
+      if (!first) {
+        CHECK(session_->reset(e) == MKRT_OK);
+        CHECK(write(e) == MKRT_OK);
+        const bool counting = std::string(name) == "wait again";
+        CHECK(session_->execute(counting ? request(entry_count) : request(entry_step, 3), &value_, e) == MKRT_OK);
+      }
+      first = false;
+      return session_->wait(value_, UINT64_MAX, e);
+    });
+  }
+
+  bool load(const char* name, const std::function<void()>& call) {
+    return attempt(name, true, [&](mkrt_error*) {
+      call();
+      return MKRT_OK;
+    });
+  }
+  bool step(const char* name, const std::function<mkrt_status(mkrt_error*)>& call) {
+    return attempt(name, false, call);
+  }
+  bool attempt(const char* name, bool loading, const std::function<mkrt_status(mkrt_error*)>& call) {
+    StepOutcome outcome = outcome_of(call);
+    check_context();
+    if (outcome.status == MKRT_OK) return true;
+    if (!on_failure_(name, loading, outcome)) return false;
+    outcome = outcome_of(call);
+    check_context();
+    CAPTURE(name);
+    CHECK(outcome.status == MKRT_OK);
+    return outcome.status == MKRT_OK;
+  }
+  void check_context() const { CHECK(gpu_.context_stack() == before_); }
+  void destroy() {
+    session_.reset();
+    check_context();
+    executable_.reset();
+    check_context();
+    mesh_.reset();
+    check_context();
+  }
+
+  DriverDouble& gpu_;
+  const Work& work_;
+  const std::vector<Context> before_;
+  const std::vector<uint32_t> begin_;
+  OnFailure on_failure_;
+  std::unique_ptr<device::Mesh> mesh_;
+  std::unique_ptr<device::Executable> executable_;
+  std::unique_ptr<device::Session> session_;
+  uint64_t value_ = 0;
+  mkrt_trace_tile trace_[4];
+  bool finished_ = false;
+};
+
+// Two GPUs; the application works on the other one meanwhile, so that a call in its context shows.
+struct Machine {
+  Machine() : gpu(std::vector<SimulatedDevice>(2)) {
+    gpu.add_isa(host::test::test_isa());
+    gpu.push(gpu.create_context(1));
+  }
+  ~Machine() { gpu.pop(); }
+  DriverDouble gpu;
+  Work work;
+};
+
+// Calls without which all goes on: the library only gives back, or asks for what may be left out.
+bool can_be_missed(const std::string& call) {
+  static const std::set<std::string> calls = {"context_pop",    "memory_free",   "host_free",
+                                              "stream_destroy", "module_unload", "primary_context_release",
+                                              "memory_info"};
+  return calls.count(call) != 0;
+}
+
+void check_status(const StepOutcome& outcome, bool loading, Result injected) {
+  const bool memory = loading && injected == result_out_of_memory;
+  CHECK(outcome.status == (memory ? MKRT_ERROR_OUT_OF_MEMORY : MKRT_ERROR_DRIVER));
+  CHECK(outcome.driver_code == injected);
+}
+
+}  // namespace
+
+TEST_CASE("whichever call fails once, the step says so, can be tried again, and nothing is lost") {
+  for (const Result injected : {some_failure, result_out_of_memory}) {
+    Machine machine;
+    DriverDouble& gpu = machine.gpu;
+    std::set<std::string> failed_calls;
+    uint64_t number = 1;
+    for (;; ++number) {
+      CAPTURE(number);
+      CAPTURE(injected);
+      int failures = 0;
+      gpu.fail_call(number, injected);
+      Scenario(gpu, machine.work).run([&](const char* step, bool loading, const StepOutcome& outcome) {
+        CAPTURE(step);
+        const std::string call = gpu.failed_call();
+        CAPTURE(call);
+        CHECK(++failures == 1);
+        CHECK(!call.empty());
+        CHECK(!can_be_missed(call));
+        check_status(outcome, loading, injected);
+        return true;
+      });
+      CHECK(gpu.live_objects() == 0);
+      const std::vector<std::string> violations = gpu.take_violations();
+      for (const std::string& violation : violations) FAIL_CHECK(violation);
+      if (gpu.failed_call().empty()) break;  // there is no call of that number
+      failed_calls.insert(gpu.failed_call());
+      if (!violations.empty()) break;
+    }
+    CHECK(number > 80);
+    CHECK(failed_calls.size() > 25);  // kinds of calls, of the 33 that there are
+    gpu.fail_none();
+  }
+}
+
+TEST_CASE("whichever call is the last that works, everything that was taken is given back") {
+  Machine machine;
+  DriverDouble& gpu = machine.gpu;
+  for (uint64_t number = 1;; ++number) {
+    CAPTURE(number);
+    gpu.fail_call(number, some_failure, true);
+    Scenario(gpu, machine.work).run([&](const char* step, bool loading, const StepOutcome& outcome) {
+      CAPTURE(step);
+      check_status(outcome, loading, some_failure);
+      return false;
+    });
+    CHECK(gpu.live_objects() == 0);
+    const std::vector<std::string> violations = gpu.take_violations();
+    for (const std::string& violation : violations) FAIL_CHECK(violation);
+    if (gpu.failed_call().empty() || !violations.empty()) break;
+  }
+  gpu.fail_none();
+  Scenario(gpu, machine.work).run([](const char*, bool, const StepOutcome&) {
+    FAIL_CHECK("the library does not work any more");
+    return false;
+  });
+}
+
+TEST_CASE("a failure on its way to the device ends the upload of all threads and gives their memory back") {
+  Machine machine;
+  DriverDouble& gpu = machine.gpu;
+  const Work large(17'000'000);  // five pieces each
+  const auto mesh = make_mesh(gpu, rank_desc());
+  for (uint64_t number = 1;; ++number) {
+    gpu.fail_call(number, some_failure);
+    const StepOutcome outcome = outcome_of([&](mkrt_error*) {
+      mesh->load(large.program, {.loader_threads = 3});
+      return MKRT_OK;
+    });
+    const std::string call = gpu.failed_call();
+    CAPTURE(call);
+    CHECK(gpu.live_objects() == 1);  // the mesh's context
+    if (call.empty()) {
+      CHECK(outcome.status == MKRT_OK);
+      break;
+    }
+    if (outcome.status != MKRT_OK) check_status(outcome, true, some_failure);
+    // To make a context current is also what comes before giving back.
+    if (outcome.status == MKRT_OK) CHECK((can_be_missed(call) || call == "context_push"));
+  }
+}

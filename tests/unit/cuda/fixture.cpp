@@ -1,0 +1,152 @@
+#include "fixture.hpp"
+
+#include <algorithm>
+#include <fstream>
+#include <random>
+
+namespace mkrt::cuda::test {
+
+using host::test::op_count;
+using host::test::op_fault;
+using host::test::op_hold;
+using host::test::op_mix;
+using host::test::op_nothing;
+using host::test::request;
+using host::test::ScheduleBuilder;
+
+namespace {
+
+constexpr char image_name[] = "test.sm_90.image";
+
+// Each weight, then the state, is hashed into a layer, and that into the state.
+void add_step(ScheduleBuilder& builder, uint32_t state, uint64_t weight_elements, std::array<uint32_t, 2> weights) {
+  const std::array<uint32_t, 2> layers = {builder.tensor("layer0", width), builder.tensor("layer1", width)};
+  builder.entry("step");
+  const uint32_t stated = builder.counter("state");
+  const uint32_t mixed = builder.counter("mixed", 2);
+  const uint64_t share = weight_elements / width;
+  for (uint32_t i = 0; i < 2; ++i) {
+    package::Record& record = builder.record("weight" + std::to_string(i), op_mix, {width, 1, 1, 1});
+    record.operands = {builder.slice(weights[i], share, share), builder.slice(layers[i], 1, 1)};
+    record.parameters = {i};
+    record.waits = {builder.wait(stated, 0, -1)};
+    record.signals = {builder.signal(mixed + i)};
+  }
+  package::Record& join = builder.record("join", op_mix, {width, 1, 1, 1});
+  join.operands = {builder.slice(layers[0], width), builder.slice(layers[1], 1, 1)};
+  join.parameters = {7};
+  join.waits = {builder.wait(mixed), builder.wait(mixed + 1)};
+  const uint32_t joined = builder.counter("joined");
+  join.signals = {builder.signal(joined)};
+  package::Record& fold = builder.record("fold", op_mix, {width, 1, 1, 1});
+  fold.operands = {builder.slice(layers[1], width), builder.slice(state, 1, 1)};
+  fold.parameters = {8};
+  fold.waits = {builder.wait(joined)};
+  fold.signals = {builder.signal(stated)};
+}
+
+void add_others(ScheduleBuilder& builder, uint32_t total) {
+  builder.entry("count");
+  const uint32_t counted = builder.counter("counted");
+  package::Record& count = builder.record("count", op_count);
+  count.operands = {builder.slice(total, 1)};
+  count.waits = {builder.wait(counted, 0, -1)};
+  count.signals = {builder.signal(counted)};
+  builder.entry("hold");
+  builder.record("hold", op_hold);
+  builder.entry("stuck");
+  const uint32_t blocks = builder.counter("blocks", 4);
+  builder.record("produce", op_nothing, {4, 1, 1, 1}).signals = {builder.signal(blocks)};
+  builder.record("consume", op_nothing).waits = {builder.wait(blocks, 5)};
+  builder.entry("fault");
+  builder.record("fine", op_nothing, {3, 1, 1, 1});
+  builder.record("fine too", op_nothing);
+  builder.record("wrong", op_fault).parameters = {1};
+}
+
+}  // namespace
+
+Work::Work(uint64_t weight_bytes) {
+  const uint64_t elements = weight_bytes / sizeof(uint32_t);
+  std::mt19937 random(std::random_device{}());
+  weights.resize(2 * elements);
+  std::generate(weights.begin(), weights.end(), std::ref(random));
+  ScheduleBuilder builder;
+  state = builder.tensor("state", width, MKRT_TENSOR_STATE);
+  total = builder.tensor("total", 1, MKRT_TENSOR_STATE);
+  const std::array<uint32_t, 2> weight = {builder.tensor("weight0", elements, MKRT_TENSOR_WEIGHT),
+                                          builder.tensor("weight1", elements, MKRT_TENSOR_WEIGHT)};
+  add_step(builder, state, elements, weight);
+  add_others(builder, total);
+  program = std::make_shared<package::Program>(*builder.finish());
+  for (size_t i = 0; i < weight.size(); ++i) {
+    const std::span<const uint32_t> own(weights.data() + i * elements, elements);
+    program->tensors[weight[i]].sources = {{"U32", {elements}, std::as_bytes(own)}};
+  }
+  program->path = folder.path();
+  program->images = {{"sm_90", image_name}};
+  write_image(FakeImage(program->isa.fingerprint));
+}
+
+void Work::write_image(const FakeImage& image) const {
+  std::ofstream(folder.path(image_name), std::ios::binary) << image.bytes();
+}
+
+std::vector<uint32_t> host_result(const Work& work, const std::vector<uint32_t>& begin, uint32_t steps) {
+  const auto mesh = host::test::make_mesh(1, 2);
+  const auto executable = mesh->load(work.program, {});
+  const auto session = executable->create_session();
+  write_state(*session, work, begin);
+  run(*session, request(entry_step, steps));
+  return read_state(*session, work);
+}
+
+std::vector<uint32_t> random_state() {
+  std::mt19937 random(std::random_device{}());
+  std::vector<uint32_t> state(width);
+  std::generate(state.begin(), state.end(), std::ref(random));
+  return state;
+}
+
+mkrt_rank_desc rank_desc() {
+  mkrt_rank_desc rank{};
+  rank.struct_size = sizeof(rank);
+  rank.kind = MKRT_DEVICE_CUDA;
+  return rank;
+}
+
+std::unique_ptr<device::Mesh> make_mesh(const DriverDouble& gpu, const mkrt_rank_desc& rank,
+                                        const mkrt_device_memory_extension* device_memory) {
+  return create_mesh(std::make_shared<base::Hooks>(nullptr), gpu.driver(), {&rank, 1}, device_memory);
+}
+
+OnGpu::OnGpu(const DriverDouble& gpu, const Work& work, const mkrt_rank_desc& rank, const device::LoadOptions& options,
+             const mkrt_device_memory_extension* device_memory)
+    : mesh(make_mesh(gpu, rank, device_memory)),
+      executable(mesh->load(work.program, options)),
+      session(executable->create_session()) {}
+
+void write_state(device::Session& session, const Work& work, const std::vector<uint32_t>& state) {
+  REQUIRE(session.write(0, work.state, 0, state.data(), width * sizeof(uint32_t), nullptr) == MKRT_OK);
+}
+
+std::vector<uint32_t> read_state(device::Session& session, const Work& work) {
+  std::vector<uint32_t> state(width);
+  REQUIRE(session.read(0, work.state, 0, width * sizeof(uint32_t), state.data(), nullptr) == MKRT_OK);
+  return state;
+}
+
+uint32_t read_total(device::Session& session, const Work& work) {
+  uint32_t total = 0;
+  REQUIRE(session.read(0, work.total, 0, sizeof(total), &total, nullptr) == MKRT_OK);
+  return total;
+}
+
+void run(device::Session& session, const device::ExecuteRequest& request) {
+  mkrt_error error = MKRT_ERROR_INIT;
+  uint64_t value = 0;
+  REQUIRE_MESSAGE(session.execute(request, &value, &error) == MKRT_OK, error.message);
+  REQUIRE_MESSAGE(session.wait(value, UINT64_MAX, &error) == MKRT_OK, error.message);
+}
+
+}  // namespace mkrt::cuda::test

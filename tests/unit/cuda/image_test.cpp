@@ -1,0 +1,183 @@
+// Which image a device gets, and which are refused before anything is launched.
+#include "cuda/image.hpp"
+
+#include <doctest/doctest.h>
+
+#include <fstream>
+
+#include "fixture.hpp"
+
+using namespace mkrt;
+using namespace mkrt::cuda;
+using namespace mkrt::cuda::test;
+
+namespace {
+
+std::string best_of(std::vector<std::string> targets, int major, int minor) {
+  package::Program program;
+  for (const std::string& target : targets) program.images.push_back({target, target + ".file"});
+  return choose_image(program, major, minor).target;
+}
+
+// What loading says where the image is `image` and the device `device`.
+base::Failure refusal(const Work& work, const FakeImage& image, const SimulatedDevice& device = {}) {
+  DriverDouble gpu({device});
+  gpu.add_isa(host::test::test_isa());
+  work.write_image(image);
+  const auto mesh = make_mesh(gpu, rank_desc());
+  const base::Failure failure = failure_of([&] { mesh->load(work.program, {}); });
+  CHECK(gpu.live_objects() == 1);  // the mesh's context
+  return failure;
+}
+
+}  // namespace
+
+TEST_CASE("targets suit the devices that can run them") {
+  struct Case {
+    const char* target;
+    int major, minor;
+    bool suits;
+  };
+  for (const Case& c : {Case{"sm_90a", 9, 0, true},  {"sm_90a", 10, 0, false},     {"sm_90a", 8, 9, false},
+                        {"sm_90", 9, 0, true},       {"sm_80", 8, 0, true},        {"sm_80", 8, 6, true},
+                        {"sm_80", 8, 9, true},       {"sm_86", 8, 0, false},       {"sm_80", 9, 0, false},
+                        {"sm_100", 10, 0, true},     {"sm_100", 10, 3, true},      {"sm_100", 12, 0, false},
+                        {"sm_100a", 10, 0, true},    {"sm_100a", 10, 3, false},    {"sm_100f", 10, 0, true},
+                        {"sm_100f", 10, 3, true},    {"sm_100f", 12, 0, false},    {"sm_120", 12, 0, true},
+                        {"sm_120", 12, 1, true},     {"compute_80", 8, 0, true},   {"compute_80", 12, 0, true},
+                        {"compute_90", 8, 0, false}, {"compute_90a", 9, 0, false}, {"sm_", 9, 0, false},
+                        {"sm_90ab", 9, 0, false},    {"sm_-90", 9, 0, false},      {"SM_90", 9, 0, false},
+                        {"", 9, 0, false},           {"gfx90a", 9, 0, false},      {"sm_99999999999", 9, 0, false}}) {
+    CAPTURE(c.target);
+    CAPTURE(c.major);
+    CAPTURE(c.minor);
+    CHECK((target_score(c.target, c.major, c.minor) > 0) == c.suits);
+  }
+}
+
+TEST_CASE("a device gets its own architecture before its family, the nearest older one before an older, and PTX last") {
+  CHECK(best_of({"compute_90", "sm_80", "sm_90", "sm_90a"}, 9, 0) == "sm_90a");
+  CHECK(best_of({"compute_90", "sm_90"}, 9, 0) == "sm_90");
+  CHECK(best_of({"sm_100f", "sm_100a", "sm_100"}, 10, 0) == "sm_100a");
+  CHECK(best_of({"sm_100f", "sm_100a", "sm_103"}, 10, 3) == "sm_100f");
+  CHECK(best_of({"sm_80", "sm_86"}, 8, 9) == "sm_86");
+  CHECK(best_of({"sm_86", "sm_80", "sm_89"}, 8, 6) == "sm_86");
+  CHECK(best_of({"compute_80", "sm_80"}, 8, 9) == "sm_80");
+  CHECK(best_of({"compute_80", "compute_90"}, 10, 0) == "compute_90");
+  CHECK(best_of({"compute_80", "sm_90a"}, 10, 0) == "compute_80");
+  CHECK(best_of({"compute_100", "compute_90"}, 12, 0) == "compute_100");
+}
+
+TEST_CASE("a package without an image for the device is refused with what it has") {
+  const base::Failure failure = failure_of([] { best_of({"sm_80", "sm_120"}, 9, 0); });
+  CHECK(failure.status() == MKRT_ERROR_UNSUPPORTED);
+  CHECK(failure.message().find("9.0") != std::string::npos);
+  CHECK(failure.message().find("sm_80, sm_120") != std::string::npos);
+  CHECK(failure_of([] { best_of({}, 9, 0); }).message().find("none at all") != std::string::npos);
+}
+
+TEST_CASE("an image that was built for something else is refused before it is launched") {
+  const Work work;
+  const FakeImage good(work.program->isa.fingerprint);
+  const auto check_refused = [&](const FakeImage& image, const std::string& part, const SimulatedDevice& device = {}) {
+    const base::Failure failure = refusal(work, image, device);
+    CHECK(failure.status() == MKRT_ERROR_UNSUPPORTED);
+    CAPTURE(failure.message());
+    CHECK(failure.message().find(part) != std::string::npos);
+  };
+  FakeImage image = good;
+  SUBCASE("another instruction set") {
+    image.info.isa_fingerprint ^= 1;
+    check_refused(image, "was built for an instruction set with fingerprint");
+  }
+  SUBCASE("another launch interface") {
+    image.info.launch_version += 1;
+    check_refused(image, "launch interface");
+  }
+  SUBCASE("another layout of a launch") {
+    image.info.launch_size += 8;
+    check_refused(image, "launch interface");
+  }
+  SUBCASE("another layout of a record") {
+    image.info.record_size += 8;
+    check_refused(image, "launch interface");
+  }
+  SUBCASE("no description") {
+    image.has_info = false;
+    check_refused(image, "has no mkrt_image");
+  }
+  SUBCASE("a description of another size") {
+    image.info_size -= 8;
+    check_refused(image, "in a form that this library does not know");
+  }
+  SUBCASE("no kernel") {
+    image.has_kernel = false;
+    check_refused(image, "has no kernel mkrt_run");
+  }
+  SUBCASE("blocks that the device cannot have") {
+    check_refused(image, "wants blocks of 384 threads", {.largest_block = 256});
+  }
+  SUBCASE("a ring of no pages") {
+    image.info.page_bytes = 0;
+    check_refused(image, "impossible ring");
+  }
+  SUBCASE("more shared memory than the device has") {
+    check_refused(image, "bytes of shared memory", {.shared_memory = 70'000});
+  }
+  SUBCASE("no image of this device") { check_refused(image, "capability 12.0", {.major = 12, .minor = 0}); }
+}
+
+TEST_CASE("a file that is no image is the driver's error, and one that is not there a file's") {
+  const Work work;
+  DriverDouble gpu;
+  const auto mesh = make_mesh(gpu, rank_desc());
+  std::ofstream(work.folder.path("test.sm_90.image")) << std::string(4096, 'x');
+  const base::Failure failure = failure_of([&] { mesh->load(work.program, {}); });
+  CHECK(failure.status() == MKRT_ERROR_DRIVER);
+  CHECK(failure.driver_code() == 200);
+  CHECK(failure.message().find("test.sm_90.image") != std::string::npos);
+  std::filesystem::remove(work.folder.path("test.sm_90.image"));
+  CHECK(failure_of([&] { mesh->load(work.program, {}); }).status() == MKRT_ERROR_FILE);
+}
+
+TEST_CASE("shared memory goes to whole rows as long as the ring keeps its pages, and else to pieces of rows") {
+  const Work work;
+  mkrt_image_info info = FakeImage(0).info;
+  package::Program program;
+  program.tensors.resize(1);
+  program.tensors[0].dtype = package::Dtype::f32;
+  program.entries.resize(1);
+  package::Record& record = program.entries[0].records.emplace_back();
+  record.label = "wide";
+  record.operands.resize(1);
+  record.operands[0].emplace();
+  record.operands[0]->size = 8192;  // 32 KB
+  info.staged_operands[0] = 1;
+  const auto available = [&](uint32_t pages, uint32_t buffer) {
+    return info.fixed_shared_bytes + pages * info.page_bytes + 2 * buffer;
+  };
+  const uint32_t whole = 32768 + 128;  // a row and its padding, aligned
+  const uint32_t piece = 4096 + 128;
+  SharedMemoryPlan plan = plan_shared_memory(program, info, available(8, whole));
+  CHECK(plan.activation_bytes == whole);
+  CHECK(plan.page_count == 8);
+  CHECK(plan.total_bytes <= available(8, whole));
+  // Never more pages than the image wants.
+  CHECK(plan_shared_memory(program, info, available(40, whole)).page_count == info.maximum_pages);
+  // Too little for whole rows and six pages: the buffers shrink.
+  plan = plan_shared_memory(program, info, available(6, 8192));
+  CHECK(plan.activation_bytes == 8192);
+  CHECK(plan.page_count == 6);
+  // Too little even for that: the least buffers, and the pages that are left.
+  plan = plan_shared_memory(program, info, available(3, piece));
+  CHECK(plan.activation_bytes == piece);
+  CHECK(plan.page_count == 3);
+  CHECK(plan_shared_memory(program, info, available(2, piece)).page_count == 2);
+  const base::Failure failure = failure_of([&] { plan_shared_memory(program, info, available(2, piece) - 1); });
+  CHECK(failure.status() == MKRT_ERROR_UNSUPPORTED);
+  CHECK(failure.message().find("\"wide\"") != std::string::npos);
+  // Where rows must be whole, pieces do not help.
+  info.whole[0] = 1;
+  CHECK(failure_of([&] { plan_shared_memory(program, info, available(2, piece)); }).status() == MKRT_ERROR_UNSUPPORTED);
+  CHECK(plan_shared_memory(program, info, available(2, whole)).activation_bytes == whole);
+}

@@ -1,0 +1,456 @@
+// Sessions on a simulated GPU: results, timeline, how they fail, and what they leave to the application.
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <set>
+#include <thread>
+
+#include "fixture.hpp"
+
+using namespace mkrt;
+using namespace mkrt::cuda;
+using namespace mkrt::cuda::test;
+using host::test::request;
+
+namespace {
+
+constexpr uint64_t no_limit = UINT64_MAX;
+constexpr uint64_t millisecond = 1'000'000;
+
+struct Gpu : DriverDouble {
+  explicit Gpu(std::vector<SimulatedDevice> devices = {SimulatedDevice{}}) : DriverDouble(std::move(devices)) {
+    add_isa(host::test::test_isa());
+  }
+};
+
+// Keeps op_hold from returning while it lives.
+class Hold {
+ public:
+  Hold() : before_(host::test::held().load()) { host::test::hold() = true; }
+  ~Hold() { release(); }
+  void release() { host::test::hold() = false; }
+  void wait_until_held() const {
+    while (host::test::held().load() == before_) std::this_thread::yield();
+  }
+
+ private:
+  uint64_t before_;
+};
+
+uint64_t enqueue(device::Session& session, const device::ExecuteRequest& request) {
+  mkrt_error error = MKRT_ERROR_INIT;
+  uint64_t value = 0;
+  REQUIRE_MESSAGE(session.execute(request, &value, &error) == MKRT_OK, error.message);
+  return value;
+}
+
+}  // namespace
+
+TEST_CASE("results are those of the host device in both queue modes, over several steps and executes") {
+  Gpu gpu;
+  const Work work(9'000'000);  // three pieces each on their way to the device
+  const OnGpu on(gpu, work, rank_desc(), {.loader_threads = 3});
+  for (const uint32_t mode : {MKRT_QUEUE_DYNAMIC, MKRT_QUEUE_STATIC}) {
+    const std::vector<uint32_t> begin = random_state();
+    write_state(*on.session, work, begin);
+    run(*on.session, request(entry_step, 5, mode));
+    run(*on.session, request(entry_step, 1, mode, 2));
+    CHECK(read_state(*on.session, work) == host_result(work, begin, 6));
+  }
+  run(*on.session, request(entry_count, 3));
+  CHECK(read_total(*on.session, work) == 3);
+  const std::vector<Launch> launches = gpu.launches();
+  REQUIRE(launches.size() == 5);  // one an execute
+  CHECK(launches[0].grid == 4);
+  CHECK(launches[1].grid == 2);
+  CHECK(launches[0].parameters.step_count == 5);
+  CHECK(launches[2].parameters.queue_mode == MKRT_QUEUE_STATIC);
+  CHECK(launches[0].parameters.page_count == 9);  // (200000 - 40000) / 16384
+  CHECK(on.session->reset(nullptr) == MKRT_OK);
+  CHECK(read_total(*on.session, work) == 0);
+  CHECK(read_state(*on.session, work) == std::vector<uint32_t>(width, 0));
+}
+
+TEST_CASE("a new session is zero, sessions do not share state, and go in any order") {
+  Gpu gpu;
+  const Work work;
+  OnGpu on(gpu, work);
+  auto other = on.executable->create_session();
+  CHECK(read_state(*other, work) == std::vector<uint32_t>(width, 0));
+  run(*on.session, request(entry_count, 2));
+  run(*other, request(entry_count));
+  CHECK(read_total(*on.session, work) == 2);
+  CHECK(read_total(*other, work) == 1);
+  on.session.reset();
+  run(*other, request(entry_count));
+  CHECK(read_total(*other, work) == 2);
+}
+
+TEST_CASE("tensors have addresses of the device") {
+  Gpu gpu;
+  const Work work;
+  const OnGpu on(gpu, work);
+  const auto address = reinterpret_cast<uint64_t>(on.session->tensor_address(0, work.state));
+  CHECK(address % 256 == 0);
+  CHECK(address != reinterpret_cast<uint64_t>(on.session->tensor_address(0, work.total)));
+  // Copying nothing is nothing, whatever the pointers.
+  CHECK(on.session->write(0, work.state, 0, nullptr, 0, nullptr) == MKRT_OK);
+  CHECK(on.session->read(0, work.state, 0, 0, nullptr, nullptr) == MKRT_OK);
+}
+
+TEST_CASE("the timeline counts executes, 64 of them may be in flight, and the next is refused as busy") {
+  Gpu gpu;
+  const Work work;
+  const OnGpu on(gpu, work);
+  device::Session& session = *on.session;
+  Hold holding;
+  uint64_t reached = 99;
+  CHECK(session.query(&reached, nullptr) == MKRT_OK);
+  CHECK(reached == 0);
+  CHECK(enqueue(session, request(entry_hold)) == 1);
+  for (uint64_t value = 2; value <= 64; ++value) CHECK(enqueue(session, request(entry_count)) == value);
+  uint64_t value = 4711;
+  mkrt_error error = MKRT_ERROR_INIT;
+  CHECK(session.execute(request(entry_count), &value, &error) == MKRT_ERROR_BUSY);
+  CHECK(value == 4711);
+  CHECK(std::string(error.message).find("reached 0 of 64") != std::string::npos);
+  uint32_t data = 0;
+  CHECK(session.write(0, work.total, 0, &data, sizeof(data), nullptr) == MKRT_ERROR_BUSY);
+  CHECK(session.read(0, work.total, 0, sizeof(data), &data, nullptr) == MKRT_ERROR_BUSY);
+  CHECK(session.reset(nullptr) == MKRT_ERROR_BUSY);
+  mkrt_trace_tile tile{};
+  CHECK(session.read_trace(0, 1, &tile, nullptr) == MKRT_ERROR_BUSY);
+  CHECK(failure_of([&] { session.trace(1); }).status() == MKRT_ERROR_BUSY);
+  CHECK(session.wait(1, 0, &error) == MKRT_ERROR_TIMEOUT);
+  CHECK(session.wait(1, 3 * millisecond, &error) == MKRT_ERROR_TIMEOUT);
+  CHECK(session.wait(65, no_limit, &error) == MKRT_ERROR_ARGUMENT);  // never given out: nothing to wait for
+  CHECK(session.query(&reached, nullptr) == MKRT_OK);
+  CHECK(reached == 0);
+  holding.release();
+  CHECK(session.wait(64, no_limit, nullptr) == MKRT_OK);
+  CHECK(read_total(session, work) == 63);
+  CHECK(enqueue(session, request(entry_count)) == 65);
+  CHECK(session.wait(65, no_limit, nullptr) == MKRT_OK);
+  CHECK(session.wait(1, 0, nullptr) == MKRT_OK);
+}
+
+TEST_CASE("a missed deadline names the record of its own entry, whatever was enqueued behind it") {
+  Gpu gpu;
+  const Work work;
+  const OnGpu on(gpu, work);
+  device::Session& session = *on.session;
+  enqueue(session, request(entry_count));
+  const uint64_t stuck = enqueue(session, request(entry_stuck, 1, MKRT_QUEUE_DYNAMIC, 0, 5 * millisecond));
+  uint64_t last = 0;
+  // Entries of one record: record 1 is not theirs. Those that come after the failure are refused.
+  for (int i = 0; i < 3; ++i) session.execute(request(entry_count), &last, nullptr);
+  mkrt_error error = MKRT_ERROR_INIT;
+  CHECK(session.wait(std::max(last, stuck), no_limit, &error) == MKRT_ERROR_DEADLINE);
+  CHECK(error.record == 1);
+  CHECK(error.tile == 0);
+  CHECK(error.rank == 0);
+  CHECK(error.value_seen == 4);
+  CHECK(error.value_wanted == 5);
+  const std::string message = error.message;
+  CHECK(message.find("record 1 \"consume\", tile 0, step 0") != std::string::npos);
+  CHECK(message.find("for counter \"blocks\"[0] to reach 5, saw 4") != std::string::npos);
+  CHECK(session.execute(request(entry_count), &last, &error) == MKRT_ERROR_SESSION_FAILED);
+  CHECK(read_total(session, work) == 1);  // a failed session can still be read
+  REQUIRE(session.reset(&error) == MKRT_OK);
+  run(session, request(entry_count, 10));
+  CHECK(read_total(session, work) == 10);
+}
+
+TEST_CASE("a fault is the sentence of the instruction set") {
+  Gpu gpu;
+  const Work work;
+  const OnGpu on(gpu, work);
+  mkrt_error error = MKRT_ERROR_INIT;
+  CHECK(on.session->wait(enqueue(*on.session, request(entry_fault)), no_limit, &error) == MKRT_ERROR_FAULT);
+  CHECK(error.record == 2);
+  CHECK(std::string(error.message).find("the token is outside the vocabulary") != std::string::npos);
+  uint64_t value = 0;
+  CHECK(on.session->query(&value, &error) == MKRT_ERROR_FAULT);
+  CHECK(value == 1);
+  REQUIRE(on.session->reset(nullptr) == MKRT_OK);
+  run(*on.session, request(entry_count));
+}
+
+TEST_CASE("a cancel from another thread stops what waits, and all behind it, until a reset") {
+  Gpu gpu;
+  const Work work;
+  const OnGpu on(gpu, work);
+  device::Session& session = *on.session;
+  session.cancel();  // nothing is in flight: nothing happens
+  run(session, request(entry_count));
+  for (int round = 0; round < 3; ++round) {
+    enqueue(session, request(entry_stuck));
+    const uint64_t value = enqueue(session, request(entry_count, 1000));
+    std::thread canceller([&] { session.cancel(); });
+    mkrt_error error = MKRT_ERROR_INIT;
+    const auto begin = std::chrono::steady_clock::now();
+    CHECK(session.wait(value, no_limit, &error) == MKRT_ERROR_CANCELLED);
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));  // the deadline is 60
+    canceller.join();
+    CHECK(std::string(error.message) == "the execute was cancelled");
+    CHECK(session.execute(request(entry_count), nullptr, nullptr) == MKRT_ERROR_SESSION_FAILED);
+    REQUIRE(session.reset(nullptr) == MKRT_OK);
+    CHECK(read_total(session, work) == 0);
+    run(session, request(entry_count, 7));
+    CHECK(read_total(session, work) == 7);
+  }
+}
+
+TEST_CASE("destroying a session cancels what waits") {
+  Gpu gpu;
+  const Work work;
+  OnGpu on(gpu, work);
+  enqueue(*on.session, request(entry_stuck));
+  const auto begin = std::chrono::steady_clock::now();
+  on.session.reset();
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
+}
+
+TEST_CASE("a launch that the driver gives up on ends the wait with the driver's error") {
+  Gpu gpu;
+  const Work work;
+  const OnGpu on(gpu, work);
+  device::Session& session = *on.session;
+  gpu.break_next_launch(700);
+  const uint64_t value = enqueue(session, request(entry_count));
+  mkrt_error error = MKRT_ERROR_INIT;
+  CHECK(session.wait(value, no_limit, &error) == MKRT_ERROR_DRIVER);
+  CHECK(error.driver_code == 700);
+  CHECK(error.rank == 0);
+  CHECK(session.execute(request(entry_count), nullptr, nullptr) == MKRT_ERROR_SESSION_FAILED);
+  CHECK(session.reset(&error) == MKRT_ERROR_DRIVER);  // the context is lost
+}
+
+TEST_CASE("the application's context and stream are used and left as they were") {
+  Gpu gpu(std::vector<SimulatedDevice>(2));
+  const Work work;
+  const Context context = gpu.create_context(1);
+  const Context other = gpu.create_context(0);
+  mkrt_rank_desc rank = rank_desc();
+  rank.context = context;
+  rank.stream = gpu.create_stream(context);
+  gpu.push(other);
+  const std::vector<Context> before = gpu.context_stack();
+  const auto unchanged = [&] { CHECK(gpu.context_stack() == before); };
+  {
+    const auto mesh = make_mesh(gpu, rank);
+    unchanged();
+    CHECK(gpu.live_objects() == 0);  // no primary context is made beside the application's
+    mkrt_device_info info{};
+    mesh->describe(0, &info);
+    unchanged();
+    CHECK(info.ordinal == 1);
+    CHECK(info.memory_free > 0);
+    const auto executable = mesh->load(work.program, {.loader_threads = 2});
+    unchanged();
+    auto session = executable->create_session();
+    unchanged();
+    const std::vector<uint32_t> begin = random_state();
+    write_state(*session, work, begin);
+    unchanged();
+    session->trace(4);
+    unchanged();
+    run(*session, request(entry_step, 2));
+    unchanged();
+    CHECK(read_state(*session, work) == host_result(work, begin, 2));
+    unchanged();
+    mkrt_trace_tile tile{};
+    CHECK(session->read_trace(0, 1, &tile, nullptr) == MKRT_OK);
+    session->cancel();
+    CHECK(session->reset(nullptr) == MKRT_OK);
+    unchanged();
+    enqueue(*session, request(entry_count));
+    session.reset();
+    unchanged();
+  }
+  unchanged();
+  for (const Launch& launch : gpu.launches()) CHECK(launch.stream == rank.stream);
+  gpu.pop();
+}
+
+TEST_CASE("a stream without its context, and a context of another device than the UUID says, are refused") {
+  Gpu gpu(std::vector<SimulatedDevice>(2));
+  mkrt_rank_desc rank = rank_desc();
+  rank.stream = gpu.create_stream(gpu.create_context(0));
+  CHECK(failure_of([&] { make_mesh(gpu, rank); }).status() == MKRT_ERROR_ARGUMENT);
+  rank.context = gpu.create_context(0);
+  std::memset(rank.uuid, 0x11, sizeof(rank.uuid));  // of device 1
+  CHECK(failure_of([&] { make_mesh(gpu, rank); }).status() == MKRT_ERROR_ARGUMENT);
+  CHECK(gpu.live_objects() == 0);
+}
+
+TEST_CASE("devices are found by number and by UUID, and those that cannot be used are refused with the reason") {
+  Gpu gpu({{.name = "First"}, {.name = "Second", .multiprocessors = 7}, {.name = "Third", .cooperative = false}});
+  mkrt_rank_desc rank = rank_desc();
+  mkrt_device_info info{};
+  rank.ordinal = 1;
+  make_mesh(gpu, rank)->describe(0, &info);
+  CHECK(std::string(info.name) == "Second");
+  CHECK(std::string(info.target) == "sm_90a");
+  CHECK(info.worker_count == 7);
+  rank.worker_count = 3;
+  make_mesh(gpu, rank)->describe(0, &info);
+  CHECK(info.worker_count == 3);
+  rank.worker_count = 1000;
+  make_mesh(gpu, rank)->describe(0, &info);
+  CHECK(info.worker_count == 7);
+  std::memset(rank.uuid, 0x10, sizeof(rank.uuid));  // the UUID wins over the number
+  make_mesh(gpu, rank)->describe(0, &info);
+  CHECK(std::string(info.name) == "First");
+  std::memset(rank.uuid, 0x77, sizeof(rank.uuid));
+  CHECK(failure_of([&] { make_mesh(gpu, rank); }).status() == MKRT_ERROR_DEVICE);
+  std::memset(rank.uuid, 0, sizeof(rank.uuid));
+  rank.ordinal = 3;
+  const base::Failure none = failure_of([&] { make_mesh(gpu, rank); });
+  CHECK(none.status() == MKRT_ERROR_DEVICE);
+  CHECK(none.message().find("there are 3") != std::string::npos);
+  rank.ordinal = 2;
+  const base::Failure old = failure_of([&] { make_mesh(gpu, rank); });
+  CHECK(old.status() == MKRT_ERROR_UNSUPPORTED);
+  CHECK(old.message().find("Third") != std::string::npos);
+  const mkrt_rank_desc two[] = {rank_desc(), rank_desc()};
+  CHECK(failure_of([&] { create_mesh(std::make_shared<base::Hooks>(nullptr), gpu.driver(), two, nullptr); }).status() ==
+        MKRT_ERROR_UNSUPPORTED);
+  CHECK(gpu.live_objects() == 0);
+}
+
+TEST_CASE("the memory budget and the device's memory bound what is taken, and the sentences have the sizes") {
+  Gpu gpu;
+  const Work work(100'000);
+  const auto mesh = make_mesh(gpu, rank_desc());
+  const base::Failure weights = failure_of([&] { mesh->load(work.program, {.memory_budget = 150'000}); });
+  CHECK(weights.status() == MKRT_ERROR_OUT_OF_MEMORY);
+  CHECK(weights.message() ==
+        "the weights need 200096 bytes, and 0 of the 150000 bytes of the memory budget are in use");
+  // Room for one session, not for two.
+  constexpr uint64_t budget = 200'096 + 25'000;
+  {
+    const auto executable = mesh->load(work.program, {.memory_budget = budget});
+    auto first = executable->create_session();
+    const base::Failure second = failure_of([&] { executable->create_session(); });
+    CHECK(second.status() == MKRT_ERROR_OUT_OF_MEMORY);
+    CHECK(second.message().find("of the " + std::to_string(budget) + " bytes of the memory budget") !=
+          std::string::npos);
+    run(*first, request(entry_count));  // what there was before still works
+    first.reset();
+    CHECK(executable->create_session() != nullptr);  // and what it took is there again
+  }
+  gpu.set_free_memory(0, 100'000);
+  const base::Failure full = failure_of([&] { mesh->load(work.program, {}); });
+  CHECK(full.status() == MKRT_ERROR_OUT_OF_MEMORY);
+  CHECK(full.driver_code() == 2);
+  CHECK(full.message().find("the weights need 200096 bytes") == 0);
+  CHECK(full.message().find(" of the device's 1073741824 bytes are free") != std::string::npos);
+  CHECK(gpu.live_objects() == 1);
+}
+
+TEST_CASE("device memory comes from the application where it supplies it, and goes back there") {
+  Gpu gpu;
+  const Work work;
+  const Context context = gpu.create_context(0);
+  struct Pool {
+    DriverDouble& gpu;
+    Context context;
+    std::map<uint64_t, uint64_t> given;  // address to size
+    uint64_t limit = UINT64_MAX;
+    uint64_t misalign = 0;
+  } pool{gpu, context, {}};
+  mkrt_device_memory_extension extension{};
+  extension.base.struct_size = sizeof(extension);
+  extension.base.type = MKRT_EXTENSION_DEVICE_MEMORY;
+  extension.user_data = &pool;
+  extension.allocate = [](void* user_data, uint32_t rank, uint64_t size, uint64_t alignment) {
+    Pool& mine = *static_cast<Pool*>(user_data);
+    CHECK(rank == 0);
+    CHECK(alignment == 256);
+    CHECK(mine.gpu.context_stack().back() == mine.context);
+    if (size > mine.limit) return uint64_t{0};
+    const uint64_t address = mine.gpu.allocate(mine.context, size + 256) + mine.misalign;
+    mine.given[address] = size;
+    return address;
+  };
+  extension.release = [](void* user_data, uint32_t rank, uint64_t address, uint64_t size) {
+    Pool& mine = *static_cast<Pool*>(user_data);
+    CHECK(rank == 0);
+    REQUIRE(mine.given.count(address) == 1);
+    CHECK(mine.given[address] == size);
+    mine.given.erase(address);
+    mine.gpu.free(address - mine.misalign);
+  };
+  mkrt_rank_desc rank = rank_desc();
+  rank.context = context;
+  {
+    const OnGpu on(gpu, work, rank, {}, &extension);
+    CHECK(pool.given.size() == 2);  // weights and session
+    on.session->trace(2);
+    CHECK(pool.given.size() == 3);
+    const std::vector<uint32_t> begin = random_state();
+    write_state(*on.session, work, begin);
+    run(*on.session, request(entry_step, 2));
+    CHECK(read_state(*on.session, work) == host_result(work, begin, 2));
+    pool.limit = 100;
+    const base::Failure failure = failure_of([&] { on.executable->create_session(); });
+    CHECK(failure.status() == MKRT_ERROR_OUT_OF_MEMORY);
+    CHECK(failure.message().find("a session need") != std::string::npos);
+    pool.limit = UINT64_MAX;
+  }
+  CHECK(pool.given.empty());
+  pool.misalign = 16;
+  CHECK(failure_of([&] { OnGpu(gpu, work, rank, {}, &extension); }).status() == MKRT_ERROR_ARGUMENT);
+  CHECK(pool.given.empty());
+}
+
+TEST_CASE("a trace has every tile once, in order, and only of the last execute") {
+  Gpu gpu;
+  const Work work;
+  const OnGpu on(gpu, work);
+  device::Session& session = *on.session;
+  constexpr uint32_t workers = 4;
+  mkrt_trace_tile tile{};
+  CHECK(session.read_trace(0, 1, &tile, nullptr) == MKRT_ERROR_ARGUMENT);  // nothing is traced yet
+  constexpr uint32_t room = 32;
+  session.trace(room);
+  run(session, request(entry_step, 2));
+  std::set<std::tuple<uint32_t, uint32_t, uint64_t>> tiles;
+  for (uint32_t worker = 0; worker < workers; ++worker) {
+    std::vector<mkrt_trace_tile> traced(room);
+    REQUIRE(session.read_trace(worker, room, traced.data(), nullptr) == MKRT_OK);
+    uint64_t before = 0;
+    for (const mkrt_trace_tile& one : traced) {
+      if (one.time[MKRT_TRACE_FETCHED] == 0) continue;
+      CHECK(one.time[MKRT_TRACE_FETCHED] >= before);
+      before = one.time[MKRT_TRACE_SIGNALLED];
+      tiles.insert({one.step, one.record, one.tile});
+    }
+  }
+  CHECK(tiles.size() == 2 * 4 * width);
+  mkrt_error error = MKRT_ERROR_INIT;
+  CHECK(session.read_trace(workers, 1, &tile, &error) == MKRT_ERROR_ARGUMENT);
+  CHECK(session.read_trace(0, room + 1, &tile, &error) == MKRT_ERROR_ARGUMENT);
+  run(session, request(entry_count));  // one tile
+  std::vector<mkrt_trace_tile> traced(2);
+  REQUIRE(session.read_trace(0, 2, traced.data(), nullptr) == MKRT_OK);
+  CHECK(traced[0].time[MKRT_TRACE_FETCHED] != 0);
+  CHECK(traced[1].time[MKRT_TRACE_FETCHED] == 0);
+  session.trace(0);
+  CHECK(session.read_trace(0, 1, &tile, nullptr) == MKRT_ERROR_ARGUMENT);
+  run(session, request(entry_count));
+}
+
+TEST_CASE("a program with more records than a launch has room for is refused") {
+  Gpu gpu;
+  host::test::ScheduleBuilder builder;
+  builder.entry("long");
+  for (int i = 0; i <= MKRT_LAUNCH_RECORDS; ++i) builder.record("", host::test::op_nothing);
+  const auto mesh = make_mesh(gpu, rank_desc());
+  const base::Failure failure = failure_of([&] { mesh->load(builder.finish(), {}); });
+  CHECK(failure.status() == MKRT_ERROR_UNSUPPORTED);
+  CHECK(failure.message().find("1025 records") != std::string::npos);
+}
