@@ -67,15 +67,15 @@ std::shared_ptr<const Driver> open_driver() {
   }
   Driver& driver = open->driver;
 #define MKRT_CUDA_LOOK_UP(name, parameters, symbol, version)                                                 \
-  driver.name = look_up<decltype(driver.name)>(get, symbol, version);                                        \
+  driver.name = look_up<decltype(driver.name)>(get, #symbol, version);                                       \
   if (driver.name == nullptr) {                                                                              \
-    throw base::Failure(MKRT_ERROR_DEVICE, "the CUDA driver lacks " symbol                                   \
+    throw base::Failure(MKRT_ERROR_DEVICE, "the CUDA driver lacks " #symbol                                  \
                                            ", which mkrt needs; it may be too old, or a stub of a toolkit"); \
   }
   MKRT_CUDA_REQUIRED(MKRT_CUDA_LOOK_UP)
 #undef MKRT_CUDA_LOOK_UP
 #define MKRT_CUDA_LOOK_UP(name, parameters, symbol, version) \
-  driver.name = look_up<decltype(driver.name)>(get, symbol, version);
+  driver.name = look_up<decltype(driver.name)>(get, #symbol, version);
   MKRT_CUDA_OPTIONAL(MKRT_CUDA_LOOK_UP)
 #undef MKRT_CUDA_LOOK_UP
   const Result result = driver.initialize(0);

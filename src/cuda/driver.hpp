@@ -11,47 +11,46 @@ namespace mkrt::cuda {
 
 // X(result name, parameter list, driver symbol, CUDA version at which its present signature appeared).
 // The version is asked for exactly, so that a newer driver gives the function that this code was written against.
-#define MKRT_CUDA_REQUIRED(X)                                                                                         \
-  X(initialize, (unsigned flags), "cuInit", 2000)                                                                     \
-  X(driver_version, (int* out_version), "cuDriverGetVersion", 2020)                                                   \
-  X(device_count, (int* out_count), "cuDeviceGetCount", 2000)                                                         \
-  X(device_get, (DeviceNumber * out_device, int ordinal), "cuDeviceGet", 2000)                                        \
-  X(device_name, (char* out_name, int length, DeviceNumber device), "cuDeviceGetName", 2000)                          \
-  X(device_uuid, (Uuid * out_uuid, DeviceNumber device), "cuDeviceGetUuid", 11040)                                    \
-  X(device_attribute, (int* out_value, DeviceAttribute attribute, DeviceNumber device), "cuDeviceGetAttribute", 2000) \
-  X(device_memory, (size_t * out_bytes, DeviceNumber device), "cuDeviceTotalMem", 3020)                               \
-  X(primary_context_retain, (Context * out_context, DeviceNumber device), "cuDevicePrimaryCtxRetain", 7000)           \
-  X(primary_context_release, (DeviceNumber device), "cuDevicePrimaryCtxRelease", 11000)                               \
-  X(context_push, (Context context), "cuCtxPushCurrent", 4000)                                                        \
-  X(context_pop, (Context * out_context), "cuCtxPopCurrent", 4000)                                                    \
-  X(context_device, (DeviceNumber * out_device), "cuCtxGetDevice", 2000)                                              \
-  X(memory_info, (size_t * out_free, size_t * out_total), "cuMemGetInfo", 3020)                                       \
-  X(memory_allocate, (DevicePointer * out_address, size_t bytes), "cuMemAlloc", 3020)                                 \
-  X(memory_free, (DevicePointer address), "cuMemFree", 3020)                                                          \
-  X(host_allocate, (void** out_memory, size_t bytes, unsigned flags), "cuMemHostAlloc", 2020)                         \
-  X(host_free, (void* memory), "cuMemFreeHost", 2000)                                                                 \
-  X(host_device_pointer, (DevicePointer * out_address, void* memory, unsigned flags), "cuMemHostGetDevicePointer",    \
-    3020)                                                                                                             \
-  X(copy_to_device, (DevicePointer to, const void* from, size_t bytes, Stream stream), "cuMemcpyHtoDAsync", 3020)     \
-  X(copy_to_host, (void* to, DevicePointer from, size_t bytes, Stream stream), "cuMemcpyDtoHAsync", 3020)             \
-  X(fill_bytes, (DevicePointer to, unsigned char value, size_t bytes, Stream stream), "cuMemsetD8Async", 3020)        \
-  X(stream_create, (Stream * out_stream, unsigned flags), "cuStreamCreate", 2000)                                     \
-  X(stream_destroy, (Stream stream), "cuStreamDestroy", 4000)                                                         \
-  X(stream_query, (Stream stream), "cuStreamQuery", 2000)                                                             \
-  X(stream_synchronize, (Stream stream), "cuStreamSynchronize", 2000)                                                 \
-  X(module_load, (Module * out_module, const void* image), "cuModuleLoadData", 2000)                                  \
-  X(module_unload, (Module module), "cuModuleUnload", 2000)                                                           \
-  X(module_function, (Function * out_function, Module module, const char* name), "cuModuleGetFunction", 2000)         \
-  X(module_global, (DevicePointer * out_address, size_t * out_bytes, Module module, const char* name),                \
-    "cuModuleGetGlobal", 3020)                                                                                        \
-  X(function_attribute, (int* out_value, FunctionAttribute attribute, Function function), "cuFuncGetAttribute", 2020) \
-  X(function_set_attribute, (Function function, FunctionAttribute attribute, int value), "cuFuncSetAttribute", 9000)  \
-  X(launch, (const LaunchConfig* config, Function function, void** parameters, void** extra), "cuLaunchKernelEx", 11060)
+#define MKRT_CUDA_REQUIRED(X)                                                                                          \
+  X(initialize, (unsigned flags), cuInit, 2000)                                                                        \
+  X(driver_version, (int* out_version), cuDriverGetVersion, 2020)                                                      \
+  X(device_count, (int* out_count), cuDeviceGetCount, 2000)                                                            \
+  X(device_get, (DeviceNumber * out_device, int ordinal), cuDeviceGet, 2000)                                           \
+  X(device_name, (char* out_name, int length, DeviceNumber device), cuDeviceGetName, 2000)                             \
+  X(device_uuid, (Uuid * out_uuid, DeviceNumber device), cuDeviceGetUuid, 11040)                                       \
+  X(device_attribute, (int* out_value, DeviceAttribute attribute, DeviceNumber device), cuDeviceGetAttribute, 2000)    \
+  X(device_memory, (size_t * out_bytes, DeviceNumber device), cuDeviceTotalMem, 3020)                                  \
+  X(primary_context_retain, (Context * out_context, DeviceNumber device), cuDevicePrimaryCtxRetain, 7000)              \
+  X(primary_context_release, (DeviceNumber device), cuDevicePrimaryCtxRelease, 11000)                                  \
+  X(context_push, (Context context), cuCtxPushCurrent, 4000)                                                           \
+  X(context_pop, (Context * out_context), cuCtxPopCurrent, 4000)                                                       \
+  X(context_device, (DeviceNumber * out_device), cuCtxGetDevice, 2000)                                                 \
+  X(memory_info, (size_t * out_free, size_t * out_total), cuMemGetInfo, 3020)                                          \
+  X(memory_allocate, (DevicePointer * out_address, size_t bytes), cuMemAlloc, 3020)                                    \
+  X(memory_free, (DevicePointer address), cuMemFree, 3020)                                                             \
+  X(host_allocate, (void** out_memory, size_t bytes, unsigned flags), cuMemHostAlloc, 2020)                            \
+  X(host_free, (void* memory), cuMemFreeHost, 2000)                                                                    \
+  X(host_device_pointer, (DevicePointer * out_address, void* memory, unsigned flags), cuMemHostGetDevicePointer, 3020) \
+  X(copy_to_device, (DevicePointer to, const void* from, size_t bytes, Stream stream), cuMemcpyHtoDAsync, 3020)        \
+  X(copy_to_host, (void* to, DevicePointer from, size_t bytes, Stream stream), cuMemcpyDtoHAsync, 3020)                \
+  X(fill_bytes, (DevicePointer to, unsigned char value, size_t bytes, Stream stream), cuMemsetD8Async, 3020)           \
+  X(stream_create, (Stream * out_stream, unsigned flags), cuStreamCreate, 2000)                                        \
+  X(stream_destroy, (Stream stream), cuStreamDestroy, 4000)                                                            \
+  X(stream_query, (Stream stream), cuStreamQuery, 2000)                                                                \
+  X(stream_synchronize, (Stream stream), cuStreamSynchronize, 2000)                                                    \
+  X(module_load, (Module * out_module, const void* image), cuModuleLoadData, 2000)                                     \
+  X(module_unload, (Module module), cuModuleUnload, 2000)                                                              \
+  X(module_function, (Function * out_function, Module module, const char* name), cuModuleGetFunction, 2000)            \
+  X(module_global, (DevicePointer * out_address, size_t * out_bytes, Module module, const char* name),                 \
+    cuModuleGetGlobal, 3020)                                                                                           \
+  X(function_attribute, (int* out_value, FunctionAttribute attribute, Function function), cuFuncGetAttribute, 2020)    \
+  X(function_set_attribute, (Function function, FunctionAttribute attribute, int value), cuFuncSetAttribute, 9000)     \
+  X(launch, (const LaunchConfig* config, Function function, void** parameters, void** extra), cuLaunchKernelEx, 11060)
 
 // Missing ones turn a convenience off.
-#define MKRT_CUDA_OPTIONAL(X)                                                   \
-  X(error_name, (Result result, const char** out_name), "cuGetErrorName", 6000) \
-  X(error_text, (Result result, const char** out_text), "cuGetErrorString", 6000)
+#define MKRT_CUDA_OPTIONAL(X)                                                 \
+  X(error_name, (Result result, const char** out_name), cuGetErrorName, 6000) \
+  X(error_text, (Result result, const char** out_text), cuGetErrorString, 6000)
 
 struct Driver {
 #define MKRT_CUDA_MEMBER(name, parameters, symbol, version) Result(MKRT_CUDA_CALL* name) parameters = nullptr;

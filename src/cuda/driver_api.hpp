@@ -1,7 +1,7 @@
 // The part of the CUDA driver's interface that mkrt uses, declared here so that no CUDA header is needed.
 //
-// Values and layouts are the driver's binary interface, which never changes once published; tests/gpu compares them
-// with cuda.h where there is one.
+// Values and layouts are the binary interface of the driver, which never changes once published; tests/unit/cuda
+// compares them with cuda.h where there is one.
 #pragma once
 
 #include <cstddef>
