@@ -10,8 +10,7 @@ namespace mkrt::verify {
 
 class Effort {
  public:
-  // Steps of all entries together. A step is some comparisons and reads of memory: 2^28 of the slowest kind take
-  // seconds. README.md says what real schedules take.
+  // Steps of all entries together. A step takes 2 to 10 ns; README.md says what real schedules take.
   static constexpr uint64_t kLimit = uint64_t{1} << 28;
   // To find something in a map or a set, or to sort it into a list, in such steps.
   static constexpr uint64_t kLookup = 16;

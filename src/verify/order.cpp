@@ -14,7 +14,8 @@ constexpr uint32_t kNoColumn = UINT32_MAX;
 constexpr uint64_t kMostColumns = 40960;
 // Joined rows, one for each different combination of waits, may take as much again.
 constexpr uint64_t kMostBitWords = 3 * kMostColumns * (kMostColumns / 64);
-// Work of joining is counted in cache lines of a row.
+// Work of joining is counted in cache lines of a row; that of new rows in words, as memory that is touched for the
+// first time costs many times as much.
 constexpr size_t kWordsPerStep = 8;
 
 }  // namespace
@@ -66,7 +67,7 @@ void Order::number_column(uint32_t counter) {
 }
 
 void Order::set_up_rows() {
-  effort_.charge((1 + 2 * size_t{all_columns_}) * (1 + words_ / kWordsPerStep));
+  effort_.charge((1 + 2 * size_t{all_columns_}) * (1 + words_));
   bits_.resize((1 + 2 * size_t{all_columns_}) * words_);
   for (uint32_t c = 0; c < all_columns_; ++c) bits_[same_step_row(c) * words_ + c / 64] |= uint64_t{1} << (c % 64);
 }
@@ -82,6 +83,7 @@ void Order::join(uint32_t into, uint32_t row) {
 uint32_t Order::new_row() {
   const size_t row = bits_.size() / words_;
   if (bits_.size() + words_ > kMostBitWords) effort_.charge(Effort::kLimit);
+  effort_.charge(1 + words_);
   bits_.resize(bits_.size() + words_);
   return static_cast<uint32_t>(row);
 }
