@@ -10,7 +10,7 @@ namespace mkrt::host {
 
 // mkrt.llm: what every mesh can run without being given anything. Nothing in a build without Highway.
 std::span<const mkrt_host_isa* const> builtin_isas() noexcept;
-// Vector target that these run on, such as "AVX3"; "" where there are none.
+// Vector target that these run on, such as "AVX3"; "none" where there are none.
 const char* builtin_target() noexcept;
 
 // The instruction set of `isas` with the definition's name and fingerprint. Throws Failure(UNSUPPORTED) with what was

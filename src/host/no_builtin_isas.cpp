@@ -5,6 +5,6 @@ namespace mkrt::host {
 
 std::span<const mkrt_host_isa* const> builtin_isas() noexcept { return {}; }
 
-const char* builtin_target() noexcept { return ""; }
+const char* builtin_target() noexcept { return "none"; }
 
 }  // namespace mkrt::host

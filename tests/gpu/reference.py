@@ -89,6 +89,7 @@ def main():
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.set_float32_matmul_precision("highest")
+    transformers.utils.logging.disable_progress_bar()
     result = {
         "check": "reference",
         "torch": torch.__version__,
