@@ -492,9 +492,11 @@ __device__ void fetch_role(Prepare prepare) {
   }
 }
 
-// Lets the fetch warp of a dynamic launch take the tile after the one in slot `place`. Once for each tile.
+// Lets the fetch warp of a dynamic launch take the tile after the one in slot `place`. Once for each tile; in static
+// mode nobody waits for it.
 __device__ inline void tile_begun(uint32_t place) {
-  if (ptx::lane_number() == 0) ptx::barrier_arrive(&shared().slot_begun[place]);
+  const bool waited_for = launch().queue_mode == MKRT_QUEUE_DYNAMIC;
+  ptx::barrier_arrive_if(&shared().slot_begun[place], waited_for && ptx::lane_number() == 0);
 }
 
 // The walk of every other role over the same tiles.

@@ -69,10 +69,13 @@ do_packages() {
 
 do_tests() { MKRT_REQUIRE_GPU=1 ctest --test-dir "$BUILD" -L gpu -V --no-tests=error; }
 
-# do_sanitize TOOL: few SMs, because the tool slows every access and results do not depend on their number.
+# do_sanitize TOOL: few SMs, because the tool slows every access and results do not depend on their number; racecheck
+# follows every access to shared memory and gets one position only.
 do_sanitize() {
+  local positions=4 limits=(8 1)
+  [[ $1 != racecheck ]] || positions=1 limits=(8)
   compute-sanitizer --tool "$1" --error-exitcode 9 "$(program decode_logits)" "$WORK/novelist/batch-1" \
-    "$WORK/sanitized-$1" 4 8 1
+    "$WORK/sanitized-$1" "$positions" "${limits[@]}"
 }
 
 # do_reference OUTPUT SM-LIMITS SHAPE...
@@ -223,7 +226,7 @@ fi
 
 if wanted sanitizer; then
   open_log sanitizer
-  for tool in memcheck racecheck synccheck; do attempt "compute-sanitizer $tool" 60 sanitize "$tool"; done
+  for tool in memcheck racecheck synccheck; do attempt "compute-sanitizer $tool" 120 sanitize "$tool"; done
 fi
 
 if wanted reference; then
