@@ -47,7 +47,7 @@ std::string own_image_folder() {
   for (const char* folder : kFolders) {
     const fs::path candidate = (executable.parent_path() / folder).lexically_normal();
     if (!fs::is_directory(candidate, error)) continue;
-    const std::string path = base::utf8_path(candidate);
+    std::string path = base::utf8_path(candidate);
     if (!find_images(path).empty()) return path;
   }
   return {};

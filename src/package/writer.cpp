@@ -358,7 +358,7 @@ void write_program(const Program& program, const ProgramFiles& files, const std:
   }
 }
 
-SafetensorsWriter::SafetensorsWriter(std::string path, std::vector<TensorSpec> tensors, Progress progress)
+SafetensorsWriter::SafetensorsWriter(std::string path, const std::vector<TensorSpec>& tensors, Progress progress)
     : path_(std::move(path)), partial_path_(path_ + ".partial"), progress_(std::move(progress)) {
   const std::string header = safetensors_header(tensors, total_);
   std::array<char, length_bytes> length;

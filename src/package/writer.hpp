@@ -42,7 +42,7 @@ class SafetensorsWriter {
 
   // Opens the file and writes the header. Data starts at a multiple of 64 bytes and follows without gaps, as the format
   // demands: every tensor before which only multiples of 64 bytes lie is aligned to 64 bytes.
-  SafetensorsWriter(std::string path, std::vector<TensorSpec> tensors, Progress progress = {});
+  SafetensorsWriter(std::string path, const std::vector<TensorSpec>& tensors, Progress progress = {});
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
   // Removes the file unless finish() has returned.

@@ -96,7 +96,7 @@ void for_each_box(const std::array<std::vector<uint32_t>, MKRT_TILE_DIMENSIONS>&
 
 void number_signal_classes(const Record& record, uint32_t rank_count, RecordGroups& result) {
   // The counters, and for each signal the first rank that it means seen from rank 0.
-  using Key = std::array<uint32_t, 2 * MKRT_RECORD_SIGNALS>;
+  using Key = std::array<uint32_t, size_t{2} * MKRT_RECORD_SIGNALS>;
   std::map<Key, uint32_t> classes;
   for (uint32_t g = 0; g < result.groups.size(); ++g) {
     Group& group = result.groups[g];
