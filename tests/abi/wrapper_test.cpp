@@ -165,3 +165,23 @@ TEST_CASE("spans are made of what holds elements, and of nothing else") {
   static_assert(!std::is_constructible_v<mkrt::Span<const float>, const std::vector<double>&>);
   static_assert(!std::is_constructible_v<mkrt::Span<const float>, const std::vector<int32_t>&>);
 }
+
+TEST_CASE("what only GPUs do is refused by host devices, and threads for loading are taken") {
+  Model model;
+  CHECK(error_of([&] { model.session.trace(4); }).status == MKRT_ERROR_UNSUPPORTED);
+  std::vector<mkrt_trace_tile> tiles(4);
+  CHECK(error_of([&] { model.session.read_trace(0, tiles); }).status == MKRT_ERROR_UNSUPPORTED);
+  const mkrt::Executable loaded(model.program, model.mesh, 0, MKRT_MAX_LOADER_THREADS);
+  CHECK(loaded);
+  CHECK(error_of([&] { mkrt::Executable(model.program, model.mesh, 0, MKRT_MAX_LOADER_THREADS + 1); }).status ==
+        MKRT_ERROR_ARGUMENT);
+  mkrt_device_memory_extension memory{};
+  memory.base.struct_size = sizeof(memory);
+  memory.base.type = MKRT_EXTENSION_DEVICE_MEMORY;
+  memory.allocate = [](void*, uint32_t, uint64_t, uint64_t) { return uint64_t{0}; };
+  memory.release = [](void*, uint32_t, uint64_t, uint64_t) {};
+  const mkrt::RankOptions rank = Model::host_rank();
+  CHECK(error_of([&] {
+          mkrt::Mesh(model.runtime, mkrt::Span<const mkrt::RankOptions>(&rank, 1), &memory.base);
+        }).status == MKRT_ERROR_UNSUPPORTED);
+}
