@@ -29,6 +29,10 @@ target_compile_options(mkrt_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow $<
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   target_compile_options(mkrt_flags INTERFACE -Wno-restrict)
 endif()
+# gcc 13 and later take a reference into one argument for one into another, temporary one.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+  target_compile_options(mkrt_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-dangling-reference>)
+endif()
 target_link_libraries(mkrt_flags INTERFACE Threads::Threads)
 if(MKRT_SANITIZE)
   target_compile_options(mkrt_flags INTERFACE -fsanitize=${MKRT_SANITIZE} -fno-sanitize-recover=all
