@@ -278,6 +278,7 @@ typedef struct mkrt_device_memory_extension {
  * why), OUT_OF_MEMORY, DRIVER. Any thread. Since 0.1. */
 MKRT_API mkrt_status mkrt_mesh_create(mkrt_runtime* runtime, const mkrt_mesh_desc* desc, mkrt_mesh** out_mesh,
                                       mkrt_error* out_error);
+/* Destroys the handle; the mesh lives on while executables made on it do. NULL does nothing. Any thread. Since 0.1. */
 MKRT_API void mkrt_mesh_destroy(mkrt_mesh* mesh);
 /* Number of ranks. Errors: HANDLE, ARGUMENT. Since 0.1. */
 MKRT_API mkrt_status mkrt_mesh_rank_count(mkrt_mesh* mesh, uint32_t* out_count, mkrt_error* out_error);
@@ -306,6 +307,8 @@ typedef struct mkrt_program_desc {
  * names the file, the JSON pointer or the record, and what is wrong. Any thread. Since 0.1. */
 MKRT_API mkrt_status mkrt_program_load(mkrt_runtime* runtime, const mkrt_program_desc* desc, mkrt_program** out_program,
                                        mkrt_error* out_error);
+/* Destroys the handle; the program lives on while executables made from it do. NULL does nothing. Any thread. Since
+ * 0.1. */
 MKRT_API void mkrt_program_destroy(mkrt_program* program);
 
 /* Since 0.1. */
@@ -417,6 +420,7 @@ typedef struct mkrt_executable_desc {
  * UNSUPPORTED (no image or ISA for the device), OUT_OF_MEMORY, DRIVER, FILE. Any thread. Since 0.1. */
 MKRT_API mkrt_status mkrt_executable_create(mkrt_program* program, mkrt_mesh* mesh, const mkrt_executable_desc* desc,
                                             mkrt_executable** out_executable, mkrt_error* out_error);
+/* Destroys the handle; the executable lives on while its sessions do. NULL does nothing. Any thread. Since 0.1. */
 MKRT_API void mkrt_executable_destroy(mkrt_executable* executable);
 
 /* One stream of work on an executable, with state, inputs and outputs of its own. Since 0.1. */
