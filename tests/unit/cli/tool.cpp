@@ -65,7 +65,10 @@ void ToolProcess::close_output() {
   output_ = -1;
 }
 
-void ToolProcess::send_signal(int signal) const { kill(pid_, signal); }
+void ToolProcess::send_signal(int signal) const {
+  REQUIRE(pid_ > 0);  // -1 would mean every process of the machine
+  kill(pid_, signal);
+}
 
 Outcome ToolProcess::finish() {
   while (!read_some().empty()) {
