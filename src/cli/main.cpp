@@ -1,7 +1,12 @@
 // The mkrt tool: reads the command line, runs one command, and turns what it throws into a sentence and an exit code.
 #include <CLI/CLI.hpp>
+#include <charconv>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <new>
+#include <string>
+#include <vector>
 
 #include "cli/commands.hpp"
 #include "cli/error.hpp"
@@ -81,19 +86,39 @@ CLI::App* add_inspect(CLI::App& app, InspectOptions& options) {
   return command;
 }
 
+// "1,2,3"; every piece between commas must be a number.
+std::vector<int32_t> parse_token_numbers(const std::string& text) {
+  std::vector<int32_t> numbers;
+  const char* at = text.data();
+  const char* end = at + text.size();
+  for (;;) {
+    int32_t number = 0;
+    const auto [after, error] = std::from_chars(at, end, number);
+    if (error != std::errc{} || (after != end && *after != ',')) {
+      throw CLI::ValidationError("--prompt-ids", "wants numbers with commas between them, such as 1,2,3");
+    }
+    numbers.push_back(number);
+    if (after == end) return numbers;
+    at = after + 1;
+  }
+}
+
 CLI::App* add_generate(CLI::App& app, GenerateOptions& options) {
   CLI::App* command = app.add_subcommand("generate", "Continue a text");
   add_package(*command, options.package);
   CLI::Option_group* prompt = command->add_option_group("Prompt", "What to continue; one of these");
   prompt->add_option("--prompt", options.prompt, "Text");
-  prompt->add_option("--prompt-ids", options.prompt_ids, "Token numbers, such as 1,2,3; needs no tokenizer")
-      ->delimiter(',')
-      ->allow_extra_args(false);
+  prompt->add_option_function<std::string>(
+      "--prompt-ids", [&options](const std::string& text) { options.prompt_ids = parse_token_numbers(text); },
+      "Token numbers, such as 1,2,3; needs no tokenizer");
   prompt->require_option(1);
   command->add_option("--tokenizer", options.tokenizer, "A tokenizer.json instead of the package's");
   command->add_option("--max-tokens", options.max_tokens, "Most new tokens")->capture_default_str();
   command->add_option("--temperature", options.temperature, "0: always the likeliest token")
       ->check(CLI::Range(0.0, 1e6))
+      ->check([](const std::string& text) {
+        return std::string(std::isnan(std::strtod(text.c_str(), nullptr)) ? "is no number" : "");
+      })
       ->capture_default_str();
   command->add_option("--top-k", options.sampler.top_k, "Choose among the k likeliest tokens; 0: all")
       ->capture_default_str();

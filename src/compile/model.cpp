@@ -195,6 +195,10 @@ Rope read_rope(const Fields& config) {
   Rope rope;
   const bool new_style = config.find("rope_parameters") != nullptr;
   const std::optional<Fields> settings = config.object(new_style ? "rope_parameters" : "rope_scaling");
+  // Which of the two a model was trained with cannot be told.
+  if (new_style && config.object("rope_scaling")) {
+    config.unsupported("rope_scaling", "rope_parameters is there as well");
+  }
   rope.theta = config.positive("rope_theta", rope.theta);
   if (config.positive("partial_rotary_factor", 1.0) != 1.0) {
     config.unsupported("partial_rotary_factor", "the rotary embedding must cover whole heads");
