@@ -54,6 +54,7 @@ std::bitset<Oracle::kMostElements> elements_of(const package::Operand& operand, 
 Oracle::Oracle(const package::Program& program)
     : rank_count_(program.rank_count), counter_count_(program.entries[0].counter_count) {
   make_nodes(program);
+  drop_missing_counters();
   count_signals();
   resolve_waits();
   close_order();
@@ -108,6 +109,19 @@ Oracle::Node Oracle::make_node(const package::Program& program, uint32_t step, u
     }
   }
   return node;
+}
+
+// A program may have several faults, and be refused for another one.
+void Oracle::drop_missing_counters() {
+  const auto drop = [this](std::vector<uint32_t>& counters) {
+    if (std::erase_if(counters, [this](uint32_t counter) { return counter >= rank_count_ * counter_count_; }) > 0) {
+      report("a counter that does not exist");
+    }
+  };
+  for (Node& node : nodes_) {
+    drop(node.signals);
+    for (NodeWait& wait : node.waits) drop(wait.counters);
+  }
 }
 
 void Oracle::count_signals() {

@@ -59,6 +59,7 @@ class Oracle {
 
   void make_nodes(const package::Program& program);
   Node make_node(const package::Program& program, uint32_t step, uint32_t rank, uint32_t record, uint32_t tile) const;
+  void drop_missing_counters();
   void count_signals();
   void resolve_waits();
   void close_order();
