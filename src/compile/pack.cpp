@@ -163,7 +163,7 @@ void write_weights(const std::vector<BoundWeight>& weights, const std::string& p
   for (const BoundWeight& bound : weights) {
     tensors.push_back({bound.weight->name, bound.weight->dtype(), bound.weight->shape()});
   }
-  package::SafetensorsWriter writer(path, std::move(tensors), progress);
+  package::SafetensorsWriter writer(path, tensors, progress);
 
   // While this thread writes a piece, another packs the next one.
   const std::vector<Piece> pieces = cut_into_pieces(weights);
