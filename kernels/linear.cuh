@@ -687,8 +687,10 @@ __device__ inline void store_best(uint32_t place, const StorePlan& plan, const L
   const uint32_t lane = ptx::lane_number();
   const uint32_t tile_first = static_cast<uint32_t>(
       (tile.address[isa::linear_best::out] - tile.record.operand[isa::linear_best::out].address) / 4);
-  const int32_t index_base =
-      static_cast<int32_t>(tile.record.parameter[isa::linear_best::first_index] + tile_first + first_row);
+  // Of the tile's first row.
+  const uint32_t tile_index = tile.record.parameter[isa::linear_best::first_index] +
+                              tile.record.parameter[isa::linear_best::rank_index] * launch().rank + tile_first;
+  const int32_t index_base = static_cast<int32_t>(tile_index + first_row);
   for (uint32_t sequence = 0; sequence < shape.batch; ++sequence) {
     const float scale = __shfl_sync(ptx::full_mask, product.scale, sequence);
     Best mine;
@@ -706,9 +708,7 @@ __device__ inline void store_best(uint32_t place, const StorePlan& plan, const L
   }
   if (first_row + unit_rows < shape.row_blocks * block_rows || lane >= shape.batch) return;
   // All of a tile's values may be NaN or minus infinity: its first row stands for it then.
-  if (best.index == INT32_MAX) {
-    best.index = static_cast<int32_t>(tile.record.parameter[isa::linear_best::first_index] + tile_first);
-  }
+  if (best.index == INT32_MAX) best.index = static_cast<int32_t>(tile_index);
   const uint64_t value_stride = machine::row_stride<float>(tile, isa::linear_best::best_value);
   const uint64_t index_stride = machine::row_stride<int32_t>(tile, isa::linear_best::best_index);
   machine::store(place, isa::linear_best::best_value,

@@ -1,5 +1,6 @@
-// The instructions without weights: embed, rotation, attention, attention_combine and choose. The eight consumer warps
-// work on a tile together, read its inputs from global memory and write its results there; the store warp signals.
+// The instructions without weights: embed, rotation, attention, attention_combine, choose and sum_partials. The eight
+// consumer warps work on a tile together, read its inputs from global memory and write its results there; the store
+// warp signals.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -520,6 +521,42 @@ __device__ __forceinline__ uint32_t choose(uint32_t place, uint32_t partial_numb
     }
   }
   *position = next;
+  return done;
+}
+
+// Parts of an element that are on their way at once.
+constexpr uint32_t parts_at_once = 8;
+
+__device__ __forceinline__ uint32_t sum_partials(uint32_t place) {
+  const TileSlot& tile = machine::slot(place);
+  const uint32_t parts = tile.record.parameter[isa::sum_partials::parts];
+  const uint32_t batch = tile.record.parameter[isa::sum_partials::batch];
+  const uint32_t size = machine::operand_size<float>(tile, isa::sum_partials::out);
+  const auto* partial = input<float>(tile, isa::sum_partials::partial);
+  const auto* residual = input<float>(tile, isa::sum_partials::residual);
+  auto* out = machine::operand<float>(tile, isa::sum_partials::out);
+  const uint64_t part_stride = machine::row_stride<float>(tile, isa::sum_partials::partial);
+  const uint64_t residual_stride = machine::row_stride<float>(tile, isa::sum_partials::residual);
+  const uint64_t out_stride = machine::row_stride<float>(tile, isa::sum_partials::out);
+  for (uint32_t i = consumer_thread(); i < batch * size; i += consumer_threads) {
+    const uint32_t sequence = i / size;
+    const uint32_t column = i % size;
+    float sum = residual != nullptr ? residual[sequence * residual_stride + column] : 0.0f;
+    for (uint32_t first = 0; first < parts; first += parts_at_once) {
+      float value[parts_at_once];
+#pragma unroll
+      for (uint32_t p = 0; p < parts_at_once; ++p) {
+        const bool there = first + p < parts;
+        value[p] = there ? partial[((first + p) * batch + sequence) * part_stride + column] : 0.0f;
+      }
+      // In the order of the parts, one rounding each: every rank gets the same bits.
+#pragma unroll
+      for (uint32_t p = 0; p < parts_at_once; ++p) {
+        if (first + p < parts) sum += value[p];
+      }
+    }
+    machine::store(place, isa::sum_partials::out, out + sequence * out_stride + column, sum);
+  }
   return done;
 }
 

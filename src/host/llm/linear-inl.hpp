@@ -354,7 +354,8 @@ uint32_t linear_best(const mkrt_host_tile* tile) {
   for (float& value : finish.value) value = -std::numeric_limits<float>::infinity();
   for_each_row_block(tile, in, output_blocks(out, in.rows), finish);
 
-  const uint64_t first_index = parameter_u32(tile, op::first_index) + tile_number(tile) * in.rows;
+  const uint64_t first_index = parameter_u32(tile, op::first_index) +
+                               uint64_t{tile->rank} * parameter_u32(tile, op::rank_index) + tile_number(tile) * in.rows;
   for (size_t s = 0; s < in.batch; ++s) {
     const auto index = static_cast<int32_t>(first_index + finish.row[s]);
     best_value.store(s, 0, &finish.value[s], 1);

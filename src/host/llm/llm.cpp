@@ -23,6 +23,7 @@ Instructions instructions_of(const llm::VectorInstructions& vector) noexcept {
   out[isa::llm::opcode_attention] = vector.attention;
   out[isa::llm::opcode_attention_combine] = vector.attention_combine;
   out[isa::llm::opcode_choose] = llm::choose;
+  out[isa::llm::opcode_sum_partials] = llm::sum_partials;
   return out;
 }
 

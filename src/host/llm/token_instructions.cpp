@@ -124,4 +124,27 @@ uint32_t choose(const mkrt_host_tile* tile) noexcept {
   return op::fault_none;
 }
 
+uint32_t sum_partials(const mkrt_host_tile* tile) noexcept {
+  namespace op = isa::llm::sum_partials;
+  const Slice partial = read_slice(tile, op::partial, sizeof(float));
+  const Slice residual = read_slice(tile, op::residual, sizeof(float));
+  const Destination out(tile, op::out, sizeof(float));
+  const uint64_t parts = parameter_u32(tile, op::parts);
+  const uint64_t batch = parameter_u32(tile, op::batch);
+  // A buffer at a time: sizes have no bound here, and `out` may be where `residual` is.
+  constexpr uint64_t at_once = 256;
+  for (uint64_t s = 0; s < batch; ++s) {
+    for (uint64_t first = 0; first < out.count(); first += at_once) {
+      const uint64_t count = std::min(at_once, out.count() - first);
+      float sums[at_once];
+      for (uint64_t i = 0; i < count; ++i) sums[i] = element<float>(residual, s, first + i);
+      for (uint64_t p = 0; p < parts; ++p) {
+        for (uint64_t i = 0; i < count; ++i) sums[i] += element<float>(partial, p * batch + s, first + i);
+      }
+      out.store(s, first, sums, count);
+    }
+  }
+  return op::fault_none;
+}
+
 }  // namespace mkrt::host::llm

@@ -1,5 +1,5 @@
-// The instructions around a step's tokens: embed, rotation, choose. They move a few kilobytes a step, so they are plain
-// code for every processor.
+// The instructions that need no vector code of their own: embed, rotation and choose move a few kilobytes a step,
+// sum_partials adds rows, which compilers vectorize. Plain code for every processor.
 #pragma once
 
 #include <cstdint>
@@ -11,5 +11,6 @@ namespace mkrt::host::llm {
 uint32_t embed(const mkrt_host_tile* tile) noexcept;
 uint32_t rotation(const mkrt_host_tile* tile) noexcept;
 uint32_t choose(const mkrt_host_tile* tile) noexcept;
+uint32_t sum_partials(const mkrt_host_tile* tile) noexcept;
 
 }  // namespace mkrt::host::llm

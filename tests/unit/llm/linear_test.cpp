@@ -448,7 +448,8 @@ TEST_CASE("linear_best finds each sequence's largest logit and its index") {
       record.operand(llm::linear_best::out, out.tensor, out.slice(tile_rows))
           .operand(llm::linear_best::best_value, best_value, best)
           .operand(llm::linear_best::best_index, best_index, best)
-          .parameter(llm::linear_best::first_index, first_index);
+          .parameter(llm::linear_best::first_index, first_index)
+          .parameter(llm::linear_best::rank_index, 500u);  // of rank 0: nothing
       Worker worker(target.isa);
       REQUIRE(worker.run(record) == 0);
       CHECK(out.margins_intact());
@@ -468,7 +469,8 @@ TEST_CASE("linear_best finds each sequence's largest logit and its index") {
 }
 
 // Best of one tile whose logits are `logits`.
-std::pair<float, int32_t> best_of(const mkrt::host::VectorTarget& target, const std::vector<float>& logits) {
+std::pair<float, int32_t> best_of(const mkrt::host::VectorTarget& target, const std::vector<float>& logits,
+                                  uint32_t rank = 0, uint32_t rank_index = 0) {
   const auto tile_rows = static_cast<uint32_t>((logits.size() + 7) / 8 * 8);
   Tensor<float> x{1.0f};
   Tensor<uint16_t> weight(tile_rows * 32);
@@ -479,7 +481,7 @@ std::pair<float, int32_t> best_of(const mkrt::host::VectorTarget& target, const 
   Tensor<float> out(tile_rows);
   Tensor<float> value(1);
   Tensor<int32_t> index(1);
-  Record record(llm::opcode_linear_best, {1});
+  Record record(llm::opcode_linear_best, {1}, rank, rank + 1);
   record.operand(llm::linear_best::x, x)
       .operand(llm::linear_best::weight, weight)
       .operand(llm::linear_best::out, out, {.limit = logits.size()})
@@ -488,11 +490,21 @@ std::pair<float, int32_t> best_of(const mkrt::host::VectorTarget& target, const 
       .parameter(llm::linear_best::columns, 1u)
       .parameter(llm::linear_best::batch, 1u)
       .parameter(llm::linear_best::tile_rows, tile_rows)
-      .parameter(llm::linear_best::first_index, 7u);
+      .parameter(llm::linear_best::first_index, 7u)
+      .parameter(llm::linear_best::rank_index, rank_index);
   Worker worker(target.isa);
   REQUIRE(worker.run(record) == 0);
   for (size_t i = logits.size(); i < tile_rows; ++i) CHECK(out.untouched(i));
   return {value.at(0), index.at(0)};
+}
+
+TEST_CASE("linear_best counts the indices of later ranks from later rows") {
+  for (const auto& target : vector_targets()) {
+    CHECK(best_of(target, {1, 3, 2}, 0, 1000) == std::pair(3.0f, 8));
+    CHECK(best_of(target, {1, 3, 2}, 5, 1000) == std::pair(3.0f, 5008));
+    CHECK(best_of(target, {std::numeric_limits<float>::quiet_NaN()}, 2, 8) ==
+          std::pair(-std::numeric_limits<float>::infinity(), 23));
+  }
 }
 
 TEST_CASE("linear_best takes the smallest index of equal logits, and NaN never wins") {

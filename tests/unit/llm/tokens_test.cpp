@@ -1,4 +1,4 @@
-// embed, rotation and choose, written from isa/README.md.
+// embed, rotation, choose and sum_partials, written from isa/README.md.
 #include <doctest/doctest.h>
 
 #include <string>
@@ -278,6 +278,106 @@ TEST_CASE("choose takes any prompt length") {
   REQUIRE(c.run() == 0);
   CHECK(c.tokens[1] == -1);
   CHECK(c.position == 1);
+}
+
+// Sums of [parts][batch][columns] in tiles of `tile_columns`, with rows longer than what is summed.
+struct Parts {
+  Parts(uint32_t parts_, uint32_t batch_, size_t columns_, size_t tile_columns_, uint32_t ranks = 1)
+      : parts(parts_),
+        batch(batch_),
+        columns(columns_),
+        tile_columns(tile_columns_),
+        partial(stride() * parts_ * batch_),
+        residual(stride() * batch_),
+        out(stride() * batch_, ranks) {
+    fill_random(partial);
+    fill_random(residual);
+  }
+  size_t stride() const { return columns + 3; }
+  Record record(bool with_residual, bool in_place, uint32_t rank = 0, mkrt_rank_selector to = {}) {
+    const SliceOf slice{.offset = 2,
+                        .size = tile_columns,
+                        .strides = {tile_columns},
+                        .limit = columns,
+                        .rows = batch,
+                        .row_stride = stride(),
+                        .rank = {MKRT_RANK_SELF, 0xff, 0}};
+    SliceOf all = slice, written = slice;
+    all.rows = parts * batch;
+    written.rank = to;
+    Record r(llm::opcode_sum_partials, {static_cast<uint32_t>((columns + tile_columns - 1) / tile_columns)}, rank,
+             out.ranks());
+    r.use_rank_distance(out.bytes());
+    r.operand(llm::sum_partials::partial, partial, all)
+        .operand(llm::sum_partials::out, in_place ? residual : out, written)
+        .parameter(llm::sum_partials::parts, parts)
+        .parameter(llm::sum_partials::batch, batch);
+    if (with_residual) r.operand(llm::sum_partials::residual, residual, slice);
+    return r;
+  }
+  // The definition's sum in float64, and what f32 additions in the definition's order give.
+  double sum(size_t s, size_t k, bool with_residual, float& in_order) const {
+    double exact = 0;
+    in_order = with_residual ? residual.at(s * stride() + 2 + k) : 0;
+    exact = in_order;
+    for (uint32_t p = 0; p < parts; ++p) {
+      const float value = partial.at((p * batch + s) * stride() + 2 + k);
+      exact += value;
+      in_order += value;
+    }
+    return exact;
+  }
+
+  uint32_t parts, batch;
+  size_t columns, tile_columns;
+  Tensor<float> partial, residual, out;
+};
+
+TEST_CASE("sum_partials adds the parts to the residual, in their order, and writes no further than its limit") {
+  for (uint32_t parts : {1u, 2u, 3u, 8u, 64u}) {
+    for (uint32_t batch : {1u, 3u, 16u}) {
+      for (size_t columns : {1, 32, 77, 600}) {
+        for (const bool with_residual : {false, true}) {
+          Parts p(parts, batch, columns, 32);
+          const Tensor<float>& residual = p.residual;
+          std::vector<std::vector<float>> in_order(batch, std::vector<float>(columns));
+          std::vector<std::vector<double>> exact(batch, std::vector<double>(columns));
+          for (size_t s = 0; s < batch; ++s) {
+            for (size_t k = 0; k < columns; ++k) exact[s][k] = p.sum(s, k, with_residual, in_order[s][k]);
+          }
+          const float before = residual.at(0);
+          Record record = p.record(with_residual, false);
+          REQUIRE(Worker(isa()).run(record) == 0);
+          Record in_place = p.record(with_residual, true);
+          REQUIRE(Worker(isa()).run(in_place) == 0);
+          size_t wrong = 0;
+          for (size_t s = 0; s < batch; ++s) {
+            for (size_t k = 0; k < columns; ++k) {
+              const size_t at = s * p.stride() + 2 + k;
+              wrong += p.out.at(at) != in_order[s][k] || residual.at(at) != in_order[s][k];
+              wrong += std::abs(p.out.at(at) - exact[s][k]) > 1e-5 * parts;
+            }
+            for (const size_t at : {size_t{0}, size_t{1}, columns + 2}) wrong += !p.out.untouched(s * p.stride() + at);
+          }
+          CHECK(wrong == 0);
+          CHECK(residual.at(0) == before);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("sum_partials writes to every rank where its output names all") {
+  Parts p(2, 1, 40, 16, 3);
+  Record record = p.record(true, false, 1, {MKRT_RANK_ALL, 0xff, 0});
+  REQUIRE(Worker(isa()).run(record) == 0);
+  for (uint32_t r = 0; r < 3; ++r) {
+    for (size_t k = 0; k < 40; ++k) {
+      float in_order = 0;
+      p.sum(0, k, true, in_order);
+      CHECK(p.out.at(2 + k, r) == in_order);
+    }
+  }
 }
 
 }  // namespace
