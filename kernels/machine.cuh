@@ -79,6 +79,9 @@ struct Shared {
   uint32_t synchronizations[consumer_warps];  // of the consumer barrier, counted by each warp
   uint32_t abort;
   uint32_t epoch;
+  uint32_t block;        // number among the rank's blocks
+  uint32_t block_count;  // of the rank
+  uint32_t launches;     // that the rank has finished
   uint32_t first_tile[MKRT_LAUNCH_RECORDS + 1];
 };
 constexpr uint32_t fixed_shared_bytes = (sizeof(Shared) + 127) / 128 * 128;
@@ -96,6 +99,13 @@ __device__ inline unsigned char* page(uint32_t place) {
   return block_memory + fixed_shared_bytes + 2 * launch().activation_bytes + place * page_bytes;
 }
 __device__ inline mkrt_control* control() { return reinterpret_cast<mkrt_control*>(launch().control); }
+// Added to an own-rank address, gives the same place at `rank`.
+__device__ inline int64_t rank_delta(uint32_t rank) {
+  return reinterpret_cast<const int64_t*>(launch().rank_delta)[rank];
+}
+__device__ inline mkrt_control* control_at(uint32_t rank) {
+  return reinterpret_cast<mkrt_control*>(launch().control + rank_delta(rank));
+}
 
 // ---- waits that cannot hang ---------------------------------------------------------------------------------------
 
@@ -127,14 +137,10 @@ struct Ring {
   }
 };
 
-// Makes this block leave, and all others as soon as they look. Writes the report of the tile in slot `place`: what it
-// waited for, or the fault that it found. Where several give up, the first in the order of the queue is what the others
-// wait for, and stays.
-__device__ __noinline__ void give_up(uint32_t place, uint32_t status, uint32_t counter, uint32_t seen, uint32_t wanted,
-                                     uint32_t fault, uint64_t waited_ns) {
-  const TileSlot& tile = slot(place);
+// Makes this block leave, and all others of all ranks as soon as they look. Of several reports, that which comes first
+// in `order` is what the others wait for, and stays.
+__device__ __noinline__ void leave_all(const mkrt_report& mine, uint64_t order) {
   mkrt_control* state = control();
-  const uint64_t order = static_cast<uint64_t>(tile.step) << 32 | (tile.record.first_tile + tile.number);
   // A lock: few come here, once, and those that hold it never wait for anything. The compare and swap orders nothing;
   // the fences around the report do.
   while (ptx::compare_swap_relaxed_gpu(&state->report_lock, 0, 1) != 0) {
@@ -142,38 +148,105 @@ __device__ __noinline__ void give_up(uint32_t place, uint32_t status, uint32_t c
   __threadfence();
   volatile mkrt_report& report = state->report;
   volatile uint64_t& report_place = state->report_place;
-  if (report.status == 0 || (report.status == status && order < report_place)) {
+  if (report.status == 0 || (report.status == mine.status && order < report_place)) {
     uint32_t sm;
     asm("mov.u32 %0, %%smid;" : "=r"(sm));
-    report.status = status;
+    report.status = mine.status;
     report.rank = launch().rank;
     report.sm = sm;
-    report.record = tile.record.index;
-    report.tile = tile.number;
-    report.step = tile.step;
-    report.counter = counter;
-    report.value_seen = seen;
-    report.value_wanted = wanted;
-    report.fault = fault;
-    report.waited_ns = waited_ns;
+    report.record = mine.record;
+    report.tile = mine.tile;
+    report.step = mine.step;
+    report.counter = mine.counter;
+    report.value_seen = mine.value_seen;
+    report.value_wanted = mine.value_wanted;
+    report.fault = mine.fault;
+    report.waited_ns = mine.waited_ns;
     report.timeline_value = launch().timeline_value;
     report_place = order;
   }
   __threadfence();
   ptx::compare_swap_relaxed_gpu(&state->report_lock, 1, 0);
-  const auto* delta = reinterpret_cast<const int64_t*>(launch().rank_delta);
   for (uint32_t rank = 0; rank < launch().rank_count; ++rank) {
-    auto* theirs = reinterpret_cast<mkrt_control*>(reinterpret_cast<uint64_t>(state) + delta[rank]);
-    ptx::compare_swap_relaxed_system(&theirs->abort, 0, status);
+    ptx::compare_swap_relaxed_system(&control_at(rank)->abort, 0, mine.status);
   }
   ptx::store_relaxed_block(&shared().abort, 1);
+}
+
+// The same for the tile in slot `place`: what it waited for, or the fault that it found.
+__device__ __noinline__ void give_up(uint32_t place, uint32_t status, uint32_t counter, uint32_t seen, uint32_t wanted,
+                                     uint32_t fault, uint64_t waited_ns) {
+  const TileSlot& tile = slot(place);
+  mkrt_report report{};
+  report.status = status;
+  report.record = tile.record.index;
+  report.tile = tile.number;
+  report.step = tile.step;
+  report.counter = counter;
+  report.value_seen = seen;
+  report.value_wanted = wanted;
+  report.fault = fault;
+  report.waited_ns = waited_ns;
+  leave_all(report, static_cast<uint64_t>(tile.step) << 32 | (tile.record.first_tile + tile.number));
+}
+
+// ---- several ranks: a launch begins and ends on all of them together ----------------------------------------------
+
+// Waits until every rank has added to `count`, a word of the own control, for this launch. False when the block is
+// leaving. One thread.
+__device__ __noinline__ bool wait_for_ranks(const uint32_t* count, uint32_t which) {
+  const uint32_t before = shared().launches * launch().rank_count;
+  const uint64_t begin = ptx::time_ns();
+  for (;;) {
+    // Acquire: pairs with the release of every rank's add, so that what came before it there is visible here.
+    const uint32_t come = ptx::load_acquire_system(count) - before;
+    if (static_cast<int32_t>(come - launch().rank_count) >= 0) return true;
+    const uint64_t waited = ptx::time_ns() - begin;
+    if (ptx::load_relaxed_gpu(&control()->abort) != 0) {
+      ptx::store_relaxed_block(&shared().abort, 1);
+      return false;
+    }
+    if (waited <= launch().wait_limit_ns) continue;
+    mkrt_report report{};
+    report.status = MKRT_ERROR_DEADLINE;
+    report.record = which;
+    report.value_seen = come;
+    report.value_wanted = launch().rank_count;
+    report.waited_ns = waited;
+    leave_all(report, UINT64_MAX);  // a tile that gave up says more
+    return false;
+  }
+}
+
+// Before a block's first tile, by a whole warp. Weights are on their way meanwhile.
+__device__ inline bool wait_for_ranks_to_begin() {
+  if (launch().rank_count == 1) return true;
+  const bool begun = ptx::lane_number() != 0 || wait_for_ranks(&control()->ranks_begun, MKRT_REPORT_BEGIN);
+  return __all_sync(ptx::full_mask, begun);
+}
+
+// By the first block of a rank. Release: what the rank's stream did before the launch comes before its tiles on every
+// rank.
+__device__ __noinline__ void begin_ranks() {
+  for (uint32_t rank = 0; rank < launch().rank_count; ++rank) {
+    ptx::add_release_system(&control_at(rank)->ranks_begun, 1);
+  }
+}
+
+// By the last block of a rank. Release: the rank's tiles come before whatever follows the launch on any rank.
+__device__ __noinline__ void end_ranks() {
+  for (uint32_t rank = 0; rank < launch().rank_count; ++rank) {
+    ptx::add_release_system(&control_at(rank)->ranks_ended, 1);
+  }
+  wait_for_ranks(&control()->ranks_ended, MKRT_REPORT_END);
+  ++control()->launches;
 }
 
 // ---- tracing ------------------------------------------------------------------------------------------------------
 
 __device__ inline mkrt_trace_tile& traced_tile(uint32_t sequence) {
   return reinterpret_cast<mkrt_trace_tile*>(
-      launch().trace)[static_cast<uint64_t>(blockIdx.x) * launch().trace_tiles + sequence];
+      launch().trace)[static_cast<uint64_t>(shared().block) * launch().trace_tiles + sequence];
 }
 __device__ __noinline__ void write_trace(uint32_t sequence, uint32_t event) {
   if (sequence < launch().trace_tiles && ptx::lane_number() == 0) traced_tile(sequence).time[event] = ptx::time_ns();
@@ -219,10 +292,6 @@ __device__ inline Ranks selected_ranks(const TileSlot& tile, mkrt_rank_selector 
     rank %= launch().rank_count;
   }
   return {rank, 1};
-}
-// Added to an own-rank address, gives the same place at `rank`.
-__device__ inline int64_t rank_delta(uint32_t rank) {
-  return reinterpret_cast<const int64_t*>(launch().rank_delta)[rank];
 }
 
 // Stores four bytes at every rank that operand `number` of the tile in slot `place` means.
@@ -432,7 +501,7 @@ __device__ void fetch_role(Prepare prepare) {
   const bool dynamic = launch().queue_mode == MKRT_QUEUE_DYNAMIC;
   const uint32_t tiles_per_step = shared().first_tile[launch().record_count];
   const uint32_t lane = ptx::lane_number();
-  uint64_t number = blockIdx.x;
+  uint64_t number = shared().block;
   uint64_t step_base = 0;
   uint32_t step = 0;
   uint32_t cursor = 0;
@@ -488,7 +557,7 @@ __device__ void fetch_role(Prepare prepare) {
     __syncwarp();
     if (lane == 0) ptx::barrier_arrive(&shared().slot_full[ring.place]);
     ring.advance();
-    number += gridDim.x;
+    number += shared().block_count;
   }
 }
 
@@ -519,10 +588,32 @@ struct Walk {
 
 // ---- start and end of a block --------------------------------------------------------------------------------------
 
+// What a block is of a launch.
+struct Share {
+  const mkrt_launch* rank;  // among the launch's local ranks; null where there is one
+  uint32_t block, block_count;
+};
+__device__ inline Share own_share(const mkrt_launch& launch) {
+  Share share{nullptr, blockIdx.x, gridDim.x};
+  if (launch.local_rank_count == 1) return share;
+  // The grid is the sum of all ranks' blocks, so this finds one.
+  for (share.rank = reinterpret_cast<const mkrt_launch*>(launch.local_ranks);; ++share.rank) {
+    share.block_count = min(share.rank->blocks, launch.block_limit);
+    if (share.block < share.block_count) return share;
+    share.block -= share.block_count;
+  }
+}
+
 __device__ inline void start_block(const mkrt_launch& launch) {
   Shared& block = shared();
+  const Share share = own_share(launch);
   if (threadIdx.x < sizeof(mkrt_launch) / 4) {
-    reinterpret_cast<uint32_t*>(&block.launch)[threadIdx.x] = reinterpret_cast<const uint32_t*>(&launch)[threadIdx.x];
+    constexpr uint32_t rank_words = offsetof(mkrt_launch, timeline_value) / 4;
+    uint32_t word = reinterpret_cast<const uint32_t*>(&launch)[threadIdx.x];
+    if (share.rank != nullptr && threadIdx.x < rank_words) {
+      word = reinterpret_cast<const uint32_t*>(share.rank)[threadIdx.x];
+    }
+    reinterpret_cast<uint32_t*>(&block.launch)[threadIdx.x] = word;
   }
   if (threadIdx.x < consumer_warps) block.synchronizations[threadIdx.x] = 0;
   if (threadIdx.x == 0) {
@@ -545,22 +636,30 @@ __device__ inline void start_block(const mkrt_launch& launch) {
     ptx::barrier_init(&block.consumer_barrier, consumer_warps);
     ptx::barrier_init_fence();
     block.abort = 0;
-    block.epoch = *reinterpret_cast<const uint32_t*>(launch.epoch);
+    block.block = share.block;
+    block.block_count = share.block_count;
+    const uint64_t epoch = share.rank != nullptr ? share.rank->epoch : launch.epoch;
+    block.epoch = *reinterpret_cast<const uint32_t*>(epoch);
+    const uint64_t control = share.rank != nullptr ? share.rank->control : launch.control;
+    block.launches = reinterpret_cast<const mkrt_control*>(control)->launches;
   }
-  const auto* first_tiles = reinterpret_cast<const uint32_t*>(launch.first_tiles);
+  const uint64_t tiles = share.rank != nullptr ? share.rank->first_tiles : launch.first_tiles;
+  const auto* first_tiles = reinterpret_cast<const uint32_t*>(tiles);
   for (uint32_t i = threadIdx.x; i <= launch.record_count; i += block_threads) block.first_tile[i] = first_tiles[i];
   __syncthreads();
+  if (launch.rank_count != 1 && share.block == 0 && threadIdx.x == 0) begin_ranks();
 }
 
-// The last block to leave makes the control words ready for the next launch and tells the host.
+// The last block of a rank to leave makes the control words ready for the next launch and tells the host.
 __device__ inline void finish_block() {
   __syncthreads();
   if (threadIdx.x != 0) return;
   // Acquire and release: the last block comes after all others' work, and its timeline store tells the host of it.
-  if (ptx::fetch_add_acq_rel_gpu(&control()->blocks_done, 1) != gridDim.x - 1) return;
+  if (ptx::fetch_add_acq_rel_gpu(&control()->blocks_done, 1) != shared().block_count - 1) return;
   control()->queue = 0;
   control()->blocks_done = 0;
   *reinterpret_cast<uint32_t*>(launch().epoch) += launch().step_count;
+  if (launch().rank_count != 1) end_ranks();
   if (control()->report.status != 0 && control()->report.timeline_value == launch().timeline_value) {
     auto* out = reinterpret_cast<mkrt_report*>(launch().report);
     mkrt_report report = control()->report;

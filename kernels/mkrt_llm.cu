@@ -71,6 +71,7 @@ __device__ inline bool bring_tile(const TileSlot& tile, InputLoads& inputs, Coun
 __device__ void activation_role() {
   machine::Walk walk;
   InputLoads inputs;
+  if (!machine::wait_for_ranks_to_begin()) return;
   for (; walk.next(); walk.release()) {
     machine::trace(walk.sequence, MKRT_TRACE_WAIT_BEGIN);
     CounterWait wait{walk.ring.place, walk.sequence};

@@ -70,6 +70,8 @@ void Session::plan_memory() {
     bytes += align((entry.records.size() + 1) * sizeof(uint32_t));
     launch.record_count = static_cast<uint32_t>(entry.records.size());
     launch.rank_count = program.rank_count;
+    launch.local_rank_count = 1;
+    launch.blocks = launch.block_limit = executable_.rank().info.worker_count;
     launch.page_count = executable_.image().shared_memory().page_count;
     launch.activation_bytes = executable_.image().shared_memory().activation_bytes;
     // Three pages of 16 KB on their way keep memory busy; more delay signals and inputs (kernels/PERFORMANCE.md).

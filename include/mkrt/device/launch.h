@@ -13,7 +13,7 @@
 #include "mkrt/mkrt.h" /* mkrt_trace_tile */
 
 /* Grows whenever a struct of this header or of table.h changes. */
-#define MKRT_LAUNCH_VERSION 3u
+#define MKRT_LAUNCH_VERSION 4u
 
 /* Opcodes that an image may have. */
 enum { MKRT_IMAGE_OPCODES = 64 };
@@ -43,9 +43,9 @@ typedef struct mkrt_report {
   uint32_t status; /* 0, MKRT_ERROR_DEADLINE, MKRT_ERROR_FAULT or MKRT_ERROR_CANCELLED; written last */
   uint32_t rank;
   uint32_t sm;
-  uint32_t record;
-  uint64_t tile; /* number inside the record */
-  uint64_t step; /* of the launch */
+  uint32_t record; /* or MKRT_REPORT_BEGIN or _END: the rank waited for the others, `value_seen` of them had come */
+  uint64_t tile;   /* number inside the record */
+  uint64_t step;   /* of the launch */
   uint32_t counter;
   uint32_t value_seen;
   uint32_t value_wanted;
@@ -54,6 +54,7 @@ typedef struct mkrt_report {
   uint64_t timeline_value; /* of the launch that it belongs to; others may follow before the host looks */
 } mkrt_report;
 MKRT_STATIC_ASSERT(sizeof(mkrt_report) == 64);
+enum { MKRT_REPORT_BEGIN = 0x7ffffffe, MKRT_REPORT_END = 0x7fffffff };
 
 /* State of a session on a rank that outlives a launch. Device memory; zero after a reset. */
 typedef struct mkrt_control {
@@ -65,38 +66,53 @@ typedef struct mkrt_control {
   mkrt_report report;
   uint64_t report_place; /* its place in that order */
   uint32_t report_lock;  /* 1: a block is writing the report */
-  uint32_t padding_after[13];
+  /* Where there are several ranks no tile of a launch runs before every rank's launch has begun, and none ends before
+   * the tiles of all have: a launch is one piece of work on every rank's stream. Each rank adds 1 at all ranks. */
+  uint32_t ranks_begun;
+  uint32_t ranks_ended;
+  uint32_t launches; /* that the rank has finished */
+  uint32_t padding_after[10];
 } mkrt_control;
 MKRT_STATIC_ASSERT(offsetof(mkrt_control, report) == 128);
 MKRT_STATIC_ASSERT(sizeof(mkrt_control) == 256);
 
 MKRT_STATIC_ASSERT(sizeof(mkrt_trace_tile) == 128);
 
+/* One launch runs all ranks that share a device, its blocks divided between them, so that they are resident together
+ * and may wait for each other. */
 typedef struct mkrt_launch {
+  /* What belongs to a rank: that of the first block here, others in local_ranks. */
   uint64_t records;     /* mkrt_record[record_count], 16-byte aligned */
   uint64_t first_tiles; /* uint32_t[record_count + 1]: each record's first tile, then the tiles of a step */
   uint64_t control;     /* mkrt_control */
   uint64_t epoch;       /* uint32_t: steps of this entry that earlier launches finished; the last block adds */
   uint64_t counters;    /* the entry's counters, MKRT_COUNTER_STRIDE apart */
-  uint64_t rank_delta;  /* int64_t[rank_count]: see mkrt_host_tile */
+  uint64_t rank_delta;  /* int64_t[rank_count]: see mkrt_host_tile; the control words lie as far apart */
   uint64_t report;      /* mkrt_report in host memory; its status is written last, and only when a tile gave up */
   uint64_t timeline;    /* uint64_t in host memory that the last block sets to timeline_value */
+  uint64_t trace;       /* mkrt_trace_tile[blocks of the rank][trace_tiles], or 0 */
+  uint32_t rank;
+  uint32_t blocks; /* most blocks that the rank may have */
+  /* What is the same for all ranks of the launch. */
   uint64_t timeline_value;
   uint64_t wait_limit_ns;
-  uint64_t trace;        /* mkrt_trace_tile[gridDim.x][trace_tiles], or 0 */
+  /* mkrt_launch[local_rank_count] in device memory, of which the fields before timeline_value count; not read where
+   * there is one rank, whose blocks are the whole grid. The first min(blocks, block_limit) blocks of the grid are the
+   * first rank's, and so on. */
+  uint64_t local_ranks;
+  uint32_t local_rank_count;
+  uint32_t block_limit;  /* of each rank */
   uint32_t record_count; /* at most MKRT_LAUNCH_RECORDS */
   uint32_t step_count;
   uint32_t queue_mode; /* MKRT_QUEUE_... of mkrt.h */
-  uint32_t rank;
   uint32_t rank_count;
   uint32_t page_count;        /* pages of the ring */
   uint32_t activation_bytes;  /* of each of the two activation buffers, a multiple of 128 */
   uint32_t outstanding_pages; /* pages that may be on their way at a time */
   uint32_t trace_tiles;       /* room for each block's first so many tiles */
-  uint32_t reserved;
 } mkrt_launch;
-MKRT_STATIC_ASSERT(offsetof(mkrt_launch, record_count) == 88);
-MKRT_STATIC_ASSERT(sizeof(mkrt_launch) == 128);
+MKRT_STATIC_ASSERT(offsetof(mkrt_launch, timeline_value) == 80);
+MKRT_STATIC_ASSERT(sizeof(mkrt_launch) == 144);
 
 /* first_tiles of a step is kept in shared memory; a schedule of an 80-layer model has about 500 records. */
 enum { MKRT_LAUNCH_RECORDS = 1024 };

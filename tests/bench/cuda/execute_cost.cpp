@@ -16,7 +16,7 @@ using mkrt::test::Driver;
 constexpr int launches = 60;
 constexpr int rounds = 300;
 constexpr int warm_up_rounds = 20;
-constexpr unsigned parameter_bytes = 128;  // of mkrt_launch (mkrt/device/launch.h)
+constexpr unsigned parameter_bytes = 144;  // of mkrt_launch (mkrt/device/launch.h)
 constexpr unsigned block_threads = 384;    // of mkrt.llm's kernel
 
 constexpr char empty_kernel[] = R"(.version 7.0
