@@ -291,7 +291,7 @@ MKRT_API mkrt_status mkrt_mesh_device_info(mkrt_mesh* mesh, uint32_t rank, mkrt_
 /* Program                                                                                                          */
 /* ---------------------------------------------------------------------------------------------------------------- */
 
-/* A package that was read and verified. Immutable; its weight files stay mapped. Since 0.1. */
+/* A package that was read and verified. Immutable; its weight files stay open and mapped. Since 0.1. */
 typedef struct mkrt_program mkrt_program;
 
 /* Since 0.1. */
@@ -408,7 +408,8 @@ typedef struct mkrt_executable mkrt_executable;
 typedef struct mkrt_executable_desc {
   uint32_t struct_size;
   /* Threads that bring weights to CUDA devices: the calling one and others that exist only during the call. 0: 1; at
-   * most MKRT_MAX_LOADER_THREADS. One reads cached files at about 10 GB/s, and each takes 8 MB of pinned memory. */
+   * most MKRT_MAX_LOADER_THREADS. One reads cached files at 6 to 20 GB/s, by processor and file system, and each takes
+   * 1 MB of pinned memory during the call. */
   uint32_t loader_threads;
   const mkrt_extension* next;
   uint64_t memory_budget; /* most bytes of device memory a rank for weights and sessions together; 0: no limit */

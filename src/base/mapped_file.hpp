@@ -1,4 +1,4 @@
-// A file mapped read-only.
+// A file mapped read-only, and open as long as it is mapped.
 #pragma once
 
 #include <cstddef>
@@ -19,6 +19,10 @@ class MappedFile {
 
   const std::string& path() const noexcept { return path_; }
   std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
+  // Copies `range`, a part of bytes(), to `out`. Throws Failure(FILE) where the file has become shorter since it was
+  // opened (a read through bytes() would raise SIGBUS) and where the device below it fails. No page is mapped for it,
+  // which is most of the time that the first read through bytes() takes. Any thread.
+  void read(std::span<const std::byte> range, std::byte* out) const;
   // Asks the system to make the pages of `range` present now.
   void prefetch(std::span<const std::byte> range) const noexcept;
 
@@ -26,6 +30,7 @@ class MappedFile {
   std::string path_;
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
+  int descriptor_ = -1;  // of the open file, for read(); not used on Windows
 };
 
 }  // namespace mkrt::base

@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <system_error>
 #include <utility>
@@ -33,9 +34,13 @@ class Descriptor {
   }
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() { ::close(number_); }
+  ~Descriptor() {
+    if (number_ >= 0) ::close(number_);
+  }
 
   int number() const { return number_; }
+  // The caller closes it.
+  int release() { return std::exchange(number_, -1); }
 
  private:
   int number_ = -1;
@@ -56,17 +61,40 @@ size_t regular_file_size(const Descriptor& descriptor, const std::string& path) 
 
 MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
   if (path_.find('\0') != std::string::npos) fail(path_, "opened", ENOENT);
-  const Descriptor descriptor(path_);
+  Descriptor descriptor(path_);
   const size_t size = regular_file_size(descriptor, path_);
   if (size == 0) return;  // mmap refuses a length of 0
   void* memory = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor.number(), 0);
   if (memory == MAP_FAILED) fail(path_, "mapped", errno);
   data_ = static_cast<const std::byte*>(memory);
   size_ = size;
+  descriptor_ = descriptor.release();
 }
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (data_ == nullptr) return;
+  ::munmap(const_cast<std::byte*>(data_), size_);
+  ::close(descriptor_);
+}
+
+void MappedFile::read(std::span<const std::byte> range, std::byte* out) const {
+  while (!range.empty()) {
+    const auto offset = static_cast<off_t>(range.data() - data_);
+    const ssize_t count = ::pread(descriptor_, out, range.size(), offset);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && errno == EFAULT) {
+      // Some sandboxes keep their system calls out of memory that a driver gave; the processor gets there.
+      std::memcpy(out, range.data(), range.size());
+      return;
+    }
+    if (count < 0) fail(path_, "read", errno);
+    if (count == 0) {
+      throw Failure(MKRT_ERROR_FILE, text(shown_path(path_), ": ends at byte ", offset, " or before, and had ", size_,
+                                          " bytes when it was opened"));
+    }
+    range = range.subspan(static_cast<size_t>(count));
+    out += count;
+  }
 }
 
 void MappedFile::prefetch(std::span<const std::byte> range) const noexcept {

@@ -1,6 +1,7 @@
 #include "cuda/executable.hpp"
 
 #include <chrono>
+#include <functional>
 
 #include "base/failure.hpp"
 #include "cuda/session.hpp"
@@ -19,6 +20,19 @@ void check_limits(const package::Program& program) {
                                      " records, and CUDA devices take ", uint32_t{MKRT_LAUNCH_RECORDS}));
     }
   }
+}
+
+// The file that holds the bytes, or nullptr: the reader takes weights from files, but a Program may come from
+// elsewhere.
+const base::MappedFile* file_of(const package::Program& program, std::span<const std::byte> bytes) {
+  const std::less_equal<const std::byte*> before;
+  for (const auto& weights : program.weight_files) {
+    const std::span<const std::byte> all = weights->file().bytes();
+    if (before(all.data(), bytes.data()) && before(bytes.data() + bytes.size(), all.data() + all.size())) {
+      return &weights->file();
+    }
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -47,7 +61,8 @@ void Executable::place_weights(uint32_t loader_threads) {
     const package::Tensor& tensor = program_->tensors[i];
     if (tensor.kind != MKRT_TENSOR_WEIGHT) continue;
     weights_[i] = weight_memory_.address() + offset;
-    transfers.push_back({tensor.sources.front().bytes, weights_[i]});
+    const std::span<const std::byte> bytes = tensor.sources.front().bytes;
+    transfers.push_back({bytes, weights_[i], file_of(*program_, bytes)});
     offset += (tensor.size_bytes + memory::heap_alignment - 1) / memory::heap_alignment * memory::heap_alignment;
   }
   const auto begin = std::chrono::steady_clock::now();

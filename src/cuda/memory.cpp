@@ -83,11 +83,26 @@ void DeviceMemory::swap(DeviceMemory& other) noexcept {
   std::swap(bytes_, other.bytes_);
 }
 
+namespace {
+
+void* allocate_pinned(const Driver& driver, size_t bytes, unsigned flags, const char* what) {
+  void* memory = nullptr;
+  driver.check(driver.host_allocate(&memory, bytes, flags),
+               base::text("allocate ", bytes, " bytes of pinned memory for ", what));
+  return memory;
+}
+
+void free_pinned(const DeviceContext& context, void* memory) noexcept {
+  const ContextScope scope(context);
+  context.driver().host_free(memory);
+}
+
+}  // namespace
+
 PinnedMemory::PinnedMemory(std::shared_ptr<const DeviceContext> context, size_t bytes, const char* what)
     : context_(std::move(context)) {
   const Driver& driver = context_->driver();
-  driver.check(driver.host_allocate(&memory_, bytes, host_memory_portable | host_memory_mapped),
-               base::text("allocate ", bytes, " bytes of pinned memory for ", what));
+  memory_ = allocate_pinned(driver, bytes, host_memory_portable | host_memory_mapped, what);
   const Result result = driver.host_device_pointer(&address_, memory_, 0);
   if (result != result_success) {
     driver.host_free(memory_);
@@ -96,10 +111,12 @@ PinnedMemory::PinnedMemory(std::shared_ptr<const DeviceContext> context, size_t 
   std::memset(memory_, 0, bytes);
 }
 
-PinnedMemory::~PinnedMemory() {
-  const ContextScope scope(*context_);
-  context_->driver().host_free(memory_);
-}
+PinnedMemory::~PinnedMemory() { free_pinned(*context_, memory_); }
+
+StagingMemory::StagingMemory(std::shared_ptr<const DeviceContext> context, size_t bytes, const char* what)
+    : context_(std::move(context)), memory_(allocate_pinned(context_->driver(), bytes, 0, what)) {}
+
+StagingMemory::~StagingMemory() { free_pinned(*context_, memory_); }
 
 StreamHandle::StreamHandle(std::shared_ptr<const DeviceContext> context, Stream adopted)
     : context_(std::move(context)), stream_(adopted), owned_(adopted == nullptr) {

@@ -83,6 +83,22 @@ class PinnedMemory {
   DevicePointer address_ = 0;
 };
 
+// Pinned host memory from which copies to the device read. Filled with nothing in particular: clearing it would take as
+// long as filling it once.
+class StagingMemory {
+ public:
+  StagingMemory(std::shared_ptr<const DeviceContext> context, size_t bytes, const char* what);
+  StagingMemory(const StagingMemory&) = delete;
+  StagingMemory& operator=(const StagingMemory&) = delete;
+  ~StagingMemory();
+
+  std::byte* data() const noexcept { return static_cast<std::byte*>(memory_); }
+
+ private:
+  std::shared_ptr<const DeviceContext> context_;
+  void* memory_ = nullptr;
+};
+
 // A stream of the library's own, or one that the host application lends.
 class StreamHandle {
  public:

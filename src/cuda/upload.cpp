@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "base/failure.hpp"
@@ -15,10 +15,13 @@ namespace mkrt::cuda {
 
 namespace {
 
-// Large enough that a piece's copy (75 us at 55 GB/s) hides the driver's cost of starting it, small enough for the
-// processor's caches.
-constexpr size_t piece_bytes = size_t{4} << 20;
-constexpr size_t buffers_per_thread = 2;
+// Pinned memory is what an upload pays for before the first byte moves: when each thread took 8 MB, the time that this
+// took, at about 6 ms a thread, undid what threads after the fifth brought (tests/bench/results, H200, 2026-11-30).
+// Reading is as fast into pieces of 512 KB as into larger ones, they stay in the processor's caches until the copy
+// engine has read them, and their copies (10 us at 55 GB/s) still hide what it costs to start one.
+constexpr size_t piece_bytes = size_t{512} << 10;
+// One is filled while the other is on its way.
+constexpr size_t pieces_per_thread = 2;
 
 // Hands out pieces of all transfers to the threads.
 class Pieces {
@@ -35,7 +38,7 @@ class Pieces {
     if (index_ == transfers_.size()) return false;
     const Transfer& transfer = transfers_[index_];
     const size_t bytes = std::min(piece_bytes, transfer.from.size() - offset_);
-    *out_piece = {transfer.from.subspan(offset_, bytes), transfer.to + offset_};
+    *out_piece = {transfer.from.subspan(offset_, bytes), transfer.to + offset_, transfer.file};
     offset_ += bytes;
     return true;
   }
@@ -52,26 +55,66 @@ class Pieces {
   size_t offset_ = 0;
 };
 
-// A pinned buffer and the stream that empties it.
-struct Buffer {
-  explicit Buffer(const std::shared_ptr<const DeviceContext>& context)
-      : memory(context, piece_bytes, "the upload of weights"), stream(context, nullptr) {}
-  PinnedMemory memory;
-  StreamHandle stream;
+void read(const Transfer& piece, std::byte* out) {
+  if (piece.file != nullptr) {
+    piece.file->read(piece.from, out);
+  } else {
+    std::memcpy(out, piece.from.data(), piece.from.size());
+  }
+}
+
+// One thread's part: two places in pinned memory, each emptied by a stream of its own.
+class Lane {
+ public:
+  // `staging`: pieces_per_thread * piece_bytes. Made by the thread that uses it, so that other threads already copy
+  // while the driver makes streams.
+  Lane(const std::shared_ptr<const DeviceContext>& context, std::byte* staging)
+      : driver_(context->driver()),
+        places_{Place{staging, {context, nullptr}}, Place{staging + piece_bytes, {context, nullptr}}} {}
+
+  // Returns when everything that it took is on the device; nothing reads the staging memory then, also after a failure.
+  void run(Pieces& pieces) {
+    try {
+      Transfer piece;
+      for (size_t turn = 0; pieces.take(&piece); turn = (turn + 1) % places_.size()) {
+        Place& place = places_[turn];
+        wait(place);
+        read(piece, place.memory);
+        driver_.check(driver_.copy_to_device(piece.to, place.memory, piece.from.size(), place.stream.get()),
+                      "copy weights to the device");
+      }
+      for (const Place& place : places_) wait(place);
+    } catch (...) {
+      for (const Place& place : places_) driver_.stream_synchronize(place.stream.get());
+      throw;
+    }
+  }
+
+ private:
+  struct Place {
+    std::byte* memory;
+    StreamHandle stream;
+  };
+
+  void wait(const Place& place) const {
+    driver_.check(driver_.stream_synchronize(place.stream.get()), "wait for weights on their way to the device");
+  }
+
+  const Driver& driver_;
+  std::array<Place, pieces_per_thread> places_;
 };
 
-void upload_pieces(const Driver& driver, Pieces& pieces, std::array<Buffer*, buffers_per_thread> buffers) {
-  Transfer piece;
-  for (size_t turn = 0; pieces.take(&piece); turn = (turn + 1) % buffers.size()) {
-    Buffer& buffer = *buffers[turn];
-    driver.check(driver.stream_synchronize(buffer.stream.get()), "wait for weights on their way to the device");
-    std::memcpy(buffer.memory.data(), piece.from.data(), piece.from.size());
-    driver.check(driver.copy_to_device(piece.to, buffer.memory.data(), piece.from.size(), buffer.stream.get()),
-                 "copy weights to the device");
+// Runs `work(thread)` for threads 0 to `count` - 1, the first on this one; on fewer where the system gives no more.
+template <class Work>
+void run_threads(size_t count, const Work& work) {
+  std::vector<std::jthread> others;
+  try {
+    const base::SignalsBlocked blocked;
+    for (size_t thread = 1; thread < count; ++thread) others.emplace_back(work, thread);
+  } catch (const std::system_error&) {
+    // Those that there are do everything.
   }
-  for (Buffer* buffer : buffers) {
-    driver.check(driver.stream_synchronize(buffer->stream.get()), "wait for weights on their way to the device");
-  }
+  work(size_t{0});
 }
 
 }  // namespace
@@ -83,37 +126,23 @@ void upload(const std::shared_ptr<const DeviceContext>& context, std::span<const
   if (bytes == 0) return;
   const uint64_t useful = (bytes + piece_bytes - 1) / piece_bytes;
   const auto threads = static_cast<size_t>(std::clamp<uint64_t>(thread_count, 1, useful));
+  constexpr size_t lane_bytes = pieces_per_thread * piece_bytes;
 
-  const Driver& driver = context->driver();
-  std::vector<std::unique_ptr<Buffer>> buffers;
-  for (size_t i = 0; i < threads * buffers_per_thread; ++i) buffers.push_back(std::make_unique<Buffer>(context));
+  const StagingMemory staging(context, threads * lane_bytes, "the upload of weights");
   Pieces pieces(transfers);
   std::vector<std::exception_ptr> failures(threads);
-  const auto work = [&](size_t thread) noexcept {
+  run_threads(threads, [&](size_t thread) noexcept {
     try {
       const ContextScope scope(*context);
-      driver.check(scope.result(), "make the device's context current");
-      upload_pieces(driver, pieces, {buffers[2 * thread].get(), buffers[2 * thread + 1].get()});
+      context->driver().check(scope.result(), "make the device's context current");
+      Lane(context, staging.data() + thread * lane_bytes).run(pieces);
     } catch (...) {
       failures[thread] = std::current_exception();
       pieces.stop();
     }
-  };
-  {
-    std::vector<std::jthread> others;
-    try {
-      const base::SignalsBlocked blocked;
-      for (size_t thread = 1; thread < threads; ++thread) others.emplace_back(work, thread);
-    } catch (const std::system_error&) {
-      // The system gives no more threads: those that there are do everything.
-    }
-    work(0);
-  }
+  });
   for (const std::exception_ptr& failure : failures) {
-    if (!failure) continue;
-    // Copies of other pieces may still read the buffers that go away with this scope.
-    for (const auto& buffer : buffers) driver.stream_synchronize(buffer->stream.get());
-    std::rethrow_exception(failure);
+    if (failure) std::rethrow_exception(failure);
   }
 }
 

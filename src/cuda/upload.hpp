@@ -6,20 +6,22 @@
 #include <span>
 #include <vector>
 
+#include "base/mapped_file.hpp"
 #include "cuda/memory.hpp"
 
 namespace mkrt::cuda {
 
-// One piece of memory on its way: mapped file to device.
+// Memory on its way to the device.
 struct Transfer {
   std::span<const std::byte> from;
   DevicePointer to = 0;
+  const base::MappedFile* file = nullptr;  // whose bytes() `from` is a part of; nullptr: ordinary memory
 };
 
 // Copies everything and returns when it is there. Each of `thread_count` threads (the calling one among them, the
-// others end before the call does) reads pieces of the files into pinned buffers of its own while the copy engine
-// empties the ones before: one thread reads cached files at about 10 GB/s, the copy engine takes 55. A context must be
-// current. Throws Failure.
+// others end before the call does) reads pieces of the files into pinned memory of its own while the copy engine
+// empties the pieces before. A context must be current. Throws Failure: DRIVER, OUT_OF_MEMORY, and FILE where a file
+// has become shorter or cannot be read.
 void upload(const std::shared_ptr<const DeviceContext>& context, std::span<const Transfer> transfers,
             uint32_t thread_count);
 

@@ -42,6 +42,7 @@ class SafetensorsFile {
   };
   std::span<const Named> tensors() const noexcept { return tensors_; }
   const std::string& path() const noexcept { return file_.path(); }
+  const base::MappedFile& file() const noexcept { return file_; }
   // Asks the system to make the whole file present now.
   void prefetch() const noexcept { file_.prefetch(file_.bytes()); }
 

@@ -38,6 +38,32 @@ TEST_CASE("a mapped file has the file's bytes, and may be moved and prefetched")
   CHECK(text_of(moved) == "other");
 }
 
+TEST_CASE("a mapped file is read without being touched through the mapping") {
+  const TemporaryFolder folder;
+  std::string content(3'000'001, 'a');
+  for (size_t i = 0; i < content.size(); ++i) content[i] = static_cast<char>(i * 37 % 253);
+  folder.write("data", content);
+  const MappedFile file(folder.file("data"));
+  const auto read = [](const MappedFile& from, size_t offset, size_t size) {
+    std::string out(size + 1, '!');
+    from.read(from.bytes().subspan(offset, size), reinterpret_cast<std::byte*>(out.data()));
+    CHECK(out.back() == '!');
+    out.pop_back();
+    return out;
+  };
+  CHECK(read(file, 0, content.size()) == content);
+  CHECK(read(file, 4097, 2'000'000) == content.substr(4097, 2'000'000));
+  CHECK(read(file, content.size() - 1, 1) == content.substr(content.size() - 1));
+  CHECK(read(file, 100, 0).empty());
+#ifndef _WIN32  // which lets nobody shorten a mapped file
+  std::filesystem::resize_file(folder.file("data"), 1'000'000);
+  CHECK(read(file, 0, 1'000'000) == content.substr(0, 1'000'000));
+  CHECK_FAILURE(read(file, 999'999, 2), MKRT_ERROR_FILE, folder.file("data"), "ends at byte 1000000 or before",
+                "had 3000001 bytes");
+  CHECK_FAILURE(read(file, 2'000'000, 1'000'001), MKRT_ERROR_FILE, folder.file("data"), "ends at byte 2000000");
+#endif
+}
+
 TEST_CASE("an empty file maps to nothing") {
   const TemporaryFolder folder;
   folder.write("empty", "");

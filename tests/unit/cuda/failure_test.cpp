@@ -248,7 +248,7 @@ TEST_CASE("whichever call is the last that works, everything that was taken is g
 TEST_CASE("a failure on its way to the device ends the upload of all threads and gives their memory back") {
   Machine machine;
   DriverDouble& gpu = machine.gpu;
-  const Work large(17'000'000);  // five pieces each
+  const Work large(2'300'000);  // five pieces each
   const auto mesh = make_mesh(gpu, rank_desc());
   for (uint64_t number = 1;; ++number) {
     gpu.fail_call(number, some_failure);

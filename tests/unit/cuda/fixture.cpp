@@ -92,6 +92,27 @@ void Work::write_image(const FakeImage& image) const {
   std::ofstream(folder.path(image_name), std::ios::binary) << image.bytes();
 }
 
+std::string Work::move_weights_to_file() {
+  const size_t bytes = weights.size() / 2 * sizeof(uint32_t);
+  const auto entry = [&](int number) {
+    return base::text("\"weight", number, "\":{\"dtype\":\"U32\",\"shape\":[", weights.size() / 2,
+                      "],\"data_offsets\":[", number * bytes, ",", (number + 1) * bytes, "]}");
+  };
+  const std::string header = base::text("{", entry(0), ",", entry(1), "}");
+  std::string path = folder.path("weights.safetensors");
+  const uint64_t length = header.size();
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(&length), sizeof(length))
+      .write(header.data(), static_cast<std::streamsize>(header.size()))
+      .write(reinterpret_cast<const char*>(weights.data()), static_cast<std::streamsize>(2 * bytes));
+  const auto file = std::make_shared<package::SafetensorsFile>(path);
+  for (package::Tensor& tensor : program->tensors) {
+    if (tensor.kind == MKRT_TENSOR_WEIGHT) tensor.sources = {*file->find(tensor.name)};
+  }
+  program->weight_files = {file};
+  return path;
+}
+
 std::vector<uint32_t> host_result(const Work& work, const std::vector<uint32_t>& begin, uint32_t steps) {
   const auto mesh = host::test::make_mesh(1, 2);
   const auto executable = mesh->load(work.program, {});

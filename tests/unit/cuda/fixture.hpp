@@ -38,6 +38,8 @@ struct Work {
 
   // Changes the image's file.
   void write_image(const FakeImage& image) const;
+  // Lets the weights lie in a file, whose path it returns, as those of a package do; before, they lie in memory.
+  std::string move_weights_to_file();
 
   mkrt::test::TemporaryFolder folder;
   std::vector<uint32_t> weights;  // of both tensors

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <set>
 #include <thread>
@@ -50,7 +51,7 @@ uint64_t enqueue(device::Session& session, const device::ExecuteRequest& request
 
 TEST_CASE("results are those of the host device in both queue modes, over several steps and executes") {
   Gpu gpu;
-  const Work work(9'000'000);  // three pieces each on their way to the device
+  const Work work(1'500'000);  // three pieces each on their way to the device
   const OnGpu on(gpu, work, rank_desc(), {.loader_threads = 3});
   for (const uint32_t mode : {MKRT_QUEUE_DYNAMIC, MKRT_QUEUE_STATIC}) {
     const std::vector<uint32_t> begin = random_state();
@@ -227,6 +228,42 @@ TEST_CASE("a launch that the driver gives up on ends the wait with the driver's 
   CHECK(session.execute(request(entry_count), nullptr, nullptr) == MKRT_ERROR_SESSION_FAILED);
   CHECK(session.reset(&error) == MKRT_ERROR_DRIVER);  // the context is lost
 }
+
+TEST_CASE("weights come from a file as from memory, whether larger or smaller than a piece") {
+  for (const uint64_t weight_bytes : {4096, 524'288, 1'600'000}) {
+    for (const uint32_t threads : {1, 4}) {
+      CAPTURE(weight_bytes);
+      CAPTURE(threads);
+      Gpu gpu;
+      Work work(weight_bytes);
+      work.move_weights_to_file();
+      const OnGpu on(gpu, work, rank_desc(), {.loader_threads = threads});
+      const std::vector<uint32_t> begin = random_state();
+      write_state(*on.session, work, begin);
+      run(*on.session, request(entry_step, 2));
+      CHECK(read_state(*on.session, work) == host_result(work, begin, 2));
+    }
+  }
+}
+
+#ifndef _WIN32  // which lets nobody shorten a mapped file
+TEST_CASE("a weight file that became shorter since it was opened is a failure with a sentence") {
+  for (const uint64_t left : {1'500'000, 100'000, 0}) {
+    CAPTURE(left);
+    Gpu gpu;
+    Work work(800'000);
+    const std::string path = work.move_weights_to_file();
+    const auto size = std::filesystem::file_size(path);
+    const auto mesh = make_mesh(gpu, rank_desc());
+    std::filesystem::resize_file(path, left);
+    const base::Failure failure = failure_of([&] { mesh->load(work.program, {.loader_threads = 3}); });
+    CHECK(failure.status() == MKRT_ERROR_FILE);
+    CHECK(failure.message().find(path + ": ends at byte ") == 0);
+    CHECK(failure.message().find(base::text("had ", size, " bytes when it was opened")) != std::string::npos);
+    CHECK(gpu.live_objects() == 1);  // the mesh's context
+  }
+}
+#endif
 
 TEST_CASE("the application's context and stream are used and left as they were") {
   Gpu gpu(std::vector<SimulatedDevice>(2));
