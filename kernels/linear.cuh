@@ -261,6 +261,8 @@ __device__ inline void begin_inputs(const LinearShape& shape, const InputPlan& p
     // What consumers did to the buffer is ordered before the copy engine's accesses.
     ptx::fence_copy_engine();
     ptx::barrier_expect(barrier, (shape.batch + shape.norm) * plan.count * 4);
+  } else if (MKRT_CHECK_ARRIVALS && plan.bulk) {
+    ptx::barrier_arrive(barrier);
   }
   __syncwarp();
 #endif
@@ -280,7 +282,7 @@ __device__ inline void finish_inputs(const LinearShape& shape, const InputPlan& 
   }
   if (plan.bulk) return;
   __syncwarp();
-  if (MKRT_BULK_COPY == 0 || ptx::lane_number() == 0) ptx::barrier_arrive(barrier);
+  if (MKRT_BULK_COPY == 0 || ptx::arrives()) ptx::barrier_arrive(barrier);
 }
 
 // ---- consumer warps -------------------------------------------------------------------------------------------------
@@ -419,7 +421,7 @@ __device__ inline bool take_inputs(ConsumerState& state) {
   // The buffer was written here and is filled by the copy engine next.
   ptx::fence_copy_engine();
   __syncwarp();
-  if (state.inputs.loads != 0 && ptx::lane_number() == 0) {
+  if (state.inputs.loads != 0 && ptx::arrives()) {
     ptx::barrier_arrive(&shared().input_free[state.inputs.buffer()]);
   }
   ++state.inputs.loads;
@@ -434,7 +436,7 @@ __device__ inline bool begin_partial(const ConsumerState& state) {
 // Hands it to the store warps.
 __device__ inline void end_partial(ConsumerState& state) {
   __syncwarp();
-  if (ptx::lane_number() == 0) ptx::barrier_arrive(&shared().partial_full[state.partials & 1]);
+  if (ptx::arrives()) ptx::barrier_arrive(&shared().partial_full[state.partials & 1]);
   ++state.partials;
 }
 
@@ -497,8 +499,8 @@ __device__ bool consume_chunk(const LinearShape& shape, ConsumerState& state, co
     }
     // The weights are in registers: the pages may be filled again while they are multiplied.
     __syncwarp();
-    ptx::barrier_arrive_if(&shared().page_free[first.place], lane == 0);
-    ptx::barrier_arrive_if(&shared().page_free[second.place], lane == 0 && both);
+    ptx::barrier_arrive_if(&shared().page_free[first.place], ptx::arrives());
+    ptx::barrier_arrive_if(&shared().page_free[second.place], ptx::arrives() && both);
 #pragma unroll
     for (uint32_t h = 0; h < halves; ++h) {
 #pragma unroll

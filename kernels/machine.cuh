@@ -530,10 +530,8 @@ __device__ void fetch_role(Prepare prepare) {
     }
     TileSlot& slot = machine::slot(ring.place);
     if (step >= launch().step_count) {
-      if (lane == 0) {
-        slot.last = 1;
-        ptx::barrier_arrive(&shared().slot_full[ring.place]);
-      }
+      if (lane == 0) slot.last = 1;
+      if (ptx::arrives()) ptx::barrier_arrive(&shared().slot_full[ring.place]);
       return;
     }
     const uint32_t tile = static_cast<uint32_t>(number - step_base);
@@ -555,7 +553,7 @@ __device__ void fetch_role(Prepare prepare) {
     decode(ring.place);
     prepare(ring.place);
     __syncwarp();
-    if (lane == 0) ptx::barrier_arrive(&shared().slot_full[ring.place]);
+    if (ptx::arrives()) ptx::barrier_arrive(&shared().slot_full[ring.place]);
     ring.advance();
     number += shared().block_count;
   }
@@ -580,7 +578,7 @@ struct Walk {
   // Done with the tile: the slot may be filled again once every role said so.
   __device__ void release() {
     __syncwarp();
-    if (ptx::lane_number() == 0) ptx::barrier_arrive(&shared().slot_free[ring.place]);
+    if (ptx::arrives()) ptx::barrier_arrive(&shared().slot_free[ring.place]);
     ring.advance();
     ++sequence;
   }
@@ -619,21 +617,21 @@ __device__ inline void start_block(const mkrt_launch& launch) {
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < tile_slots; ++i) {
       ptx::barrier_init(&block.record_full[i], ptx::copy_arrivals);
-      ptx::barrier_init(&block.slot_full[i], 1);
+      ptx::barrier_init(&block.slot_full[i], ptx::warp_arrivals);
       ptx::barrier_init(&block.slot_begun[i], 1);
-      ptx::barrier_init(&block.slot_free[i], consumer_warps + 3);
+      ptx::barrier_init(&block.slot_free[i], (consumer_warps + 3) * ptx::warp_arrivals);
     }
     for (uint32_t i = 0; i < launch.page_count; ++i) {
       ptx::barrier_init(&block.page_full[i], ptx::copy_arrivals);
-      ptx::barrier_init(&block.page_free[i], consumer_warps);
+      ptx::barrier_init(&block.page_free[i], consumer_warps * ptx::warp_arrivals);
     }
     for (uint32_t i = 0; i < 2; ++i) {
-      ptx::barrier_init(&block.input_full[i], ptx::copy_arrivals);
-      ptx::barrier_init(&block.input_free[i], consumer_warps);
-      ptx::barrier_init(&block.partial_full[i], consumer_warps);
-      ptx::barrier_init(&block.partial_free[i], 1);
+      ptx::barrier_init(&block.input_full[i], max(ptx::copy_arrivals, ptx::warp_arrivals));
+      ptx::barrier_init(&block.input_free[i], consumer_warps * ptx::warp_arrivals);
+      ptx::barrier_init(&block.partial_full[i], consumer_warps * ptx::warp_arrivals);
+      ptx::barrier_init(&block.partial_free[i], ptx::warp_arrivals);
     }
-    ptx::barrier_init(&block.consumer_barrier, consumer_warps);
+    ptx::barrier_init(&block.consumer_barrier, consumer_warps * ptx::warp_arrivals);
     ptx::barrier_init_fence();
     block.abort = 0;
     block.block = share.block;

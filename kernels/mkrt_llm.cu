@@ -53,7 +53,7 @@ __device__ inline bool bring_tile(const TileSlot& tile, InputLoads& inputs, Coun
     // Inputs are read by the consumers themselves; they only have to know that the counters were reached.
     if (!begin_load(inputs)) return false;
     const bool reached = wait();
-    if (MKRT_BULK_COPY == 0 || ptx::lane_number() == 0) ptx::barrier_arrive(&shared().input_full[inputs.buffer()]);
+    if (MKRT_BULK_COPY == 0 || ptx::arrives()) ptx::barrier_arrive(&shared().input_full[inputs.buffer()]);
     return reached;
   }
   const LinearShape shape = linear_shape(tile);
@@ -156,7 +156,7 @@ __device__ bool store_tile(uint32_t place, uint32_t sequence, uint32_t& partials
       }
     }
     __syncwarp();
-    if (ptx::lane_number() == 0) ptx::barrier_arrive(&shared().partial_free[number]);
+    if (ptx::arrives()) ptx::barrier_arrive(&shared().partial_free[number]);
   }
   machine::trace(sequence, MKRT_TRACE_STORE_END);
   return true;

@@ -28,6 +28,15 @@ __device__ inline uint64_t time_ns() {
 
 // ---- mbarriers: arrival counts of a block -------------------------------------------------------------------------
 
+// Arrivals of a warp that is done with shared memory and has come through __syncwarp. One lane's is enough: release is
+// cumulative and covers what the other lanes did before the __syncwarp. compute-sanitizer's racecheck follows an order
+// only from the lane that arrives, so every lane does in kernels that are built for it, with MKRT_CHECK_ARRIVALS.
+#ifndef MKRT_CHECK_ARRIVALS
+#define MKRT_CHECK_ARRIVALS 0
+#endif
+constexpr uint32_t warp_arrivals = MKRT_CHECK_ARRIVALS ? 32 : 1;
+__device__ inline bool arrives() { return MKRT_CHECK_ARRIVALS || lane_number() == 0; }
+
 __device__ inline void barrier_init(uint64_t* barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }

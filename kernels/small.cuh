@@ -21,6 +21,8 @@ __device__ inline bool synchronize_consumers() {
   if (ptx::lane_number() == 0) {
     ++count;
     ptx::barrier_arrive(&shared().consumer_barrier);
+  } else if (MKRT_CHECK_ARRIVALS) {
+    ptx::barrier_arrive(&shared().consumer_barrier);
   }
   return machine::wait_warp(&shared().consumer_barrier, parity);
 }
