@@ -16,7 +16,7 @@ namespace mkrt::cli {
 
 struct CompileOptions {
   std::string model, package;
-  uint32_t batch = 1, context = 0, tile_rows = 0, splits = 0;
+  uint32_t batch = 1, context = 0, tile_rows = 0, splits = 0, ranks = 1;
   std::string images;      // folder of kernel images; empty: the tool's own
   bool no_images = false;  // for the host device only
 };

@@ -33,12 +33,12 @@ int compile(const CompileOptions& options) {
   uint64_t weight_bytes = 0;
   {
     Progress progress("packing weights");
-    compile::compile_model(
-        {options.model, options.package, options.batch, options.context, options.tile_rows, options.splits, images},
-        [&](uint64_t done, uint64_t total) {
-          weight_bytes = total;
-          progress.update(done, total);
-        });
+    compile::compile_model({options.model, options.package, options.batch, options.context, options.tile_rows,
+                            options.splits, options.ranks, images},
+                           [&](uint64_t done, uint64_t total) {
+                             weight_bytes = total;
+                             progress.update(done, total);
+                           });
   }
   print("wrote " + options.package + ": " + format_bytes(weight_bytes) + " of weights, " + describe(images) + "\n");
   return 0;

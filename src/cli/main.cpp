@@ -72,6 +72,9 @@ CLI::App* add_compile(CLI::App& app, CompileOptions& options) {
       ->capture_default_str();
   command->add_option("--tile-rows", options.tile_rows, "Rows of a matrix tile, a multiple of 16; 0: chosen");
   command->add_option("--splits", options.splits, "Tiles that share the positions of one head; 0: chosen");
+  command->add_option("--ranks", options.ranks, "Devices that share the model, each with a part of every matrix")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
   CLI::Option* images = command->add_option(
       "--images", options.images, "Folder with mkrt_llm.TARGET.cubin files; left out: those that came with this tool");
   command->add_flag("--no-images", options.no_images, "Put no kernels into the package: for the host device only")

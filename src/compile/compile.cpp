@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
+#include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -32,6 +35,7 @@ constexpr uint32_t kLargestTileRows = 128;
 constexpr uint32_t kLargestSplits = 256;
 
 constexpr char kWeightFile[] = "weights.safetensors";
+std::string rank_weight_file(uint32_t rank) { return text("weights.rank", rank, ".safetensors"); }
 constexpr char kProgramFile[] = "program.json";
 // What hosts with a tokenizer read; copied where the model has it.
 constexpr const char* kCopiedFiles[] = {"tokenizer.json", "tokenizer_config.json", "generation_config.json"};
@@ -53,7 +57,10 @@ Choices resolve_choices(const Options& options, const ModelDescription& model) {
     throw Failure(MKRT_ERROR_ARGUMENT, text("splits is ", options.splits, "; it goes up to ", kLargestSplits,
                                             " and to the context, ", context));
   }
-  return {options.batch, static_cast<uint32_t>(context), options.tile_rows, options.splits};
+  if (options.ranks < 1 || options.ranks > MKRT_MAX_RANKS) {
+    throw Failure(MKRT_ERROR_ARGUMENT, text("ranks is ", options.ranks, "; it goes from 1 to ", MKRT_MAX_RANKS));
+  }
+  return {options.batch, static_cast<uint32_t>(context), options.tile_rows, options.splits, options.ranks};
 }
 
 package::IsaDefinition llm_isa() {
@@ -78,10 +85,15 @@ std::vector<BoundWeight> bind_sources(const std::vector<Weight>& weights, Checkp
   return bound;
 }
 
+// Several weights may be made of parts of one tensor, which counts once.
 uint64_t count_parameters(const std::vector<BoundWeight>& weights) {
   uint64_t count = 0;
+  std::set<std::string_view> counted;
   for (const BoundWeight& weight : weights) {
-    for (const SourceTensor& source : weight.sources) count += source.bytes.size() / dtype_bytes(source.dtype);
+    for (size_t i = 0; i < weight.sources.size(); ++i) {
+      if (!counted.insert(weight.weight->sources[i].name).second) continue;
+      count += weight.sources[i].bytes.size() / dtype_bytes(weight.sources[i].dtype);
+    }
   }
   return count;
 }
@@ -127,6 +139,36 @@ void create_output_folder(const Options& options) {
   fs::remove(fs::path(options.output) / kProgramFile, error);
   if (error)
     throw Failure(MKRT_ERROR_FILE, text(base::shown_path(options.output), "/", kProgramFile, ": ", error.message()));
+  // Its ranks' weights are of no use to a program with fewer ranks.
+  for (uint32_t rank = 0; rank < MKRT_MAX_RANKS; ++rank) {
+    fs::remove(fs::path(options.output) / rank_weight_file(rank), error);
+  }
+}
+
+// Writes the file of what all ranks share, and one for each rank where ranks have weights of their own. Returns their
+// names.
+std::vector<std::string> write_weight_files(const std::vector<BoundWeight>& weights, const Options& options,
+                                            const ProgressCallback& progress) {
+  std::vector<std::string> names;
+  uint64_t done = 0, total = 0;
+  for (const BoundWeight& weight : weights) total += weight.weight->size_bytes();
+  const auto write = [&](const std::string& name, const std::optional<uint32_t>& rank) {
+    std::vector<BoundWeight> of_file;
+    for (const BoundWeight& weight : weights) {
+      if (weight.weight->rank == rank) of_file.push_back(weight);
+    }
+    if (of_file.empty()) return;
+    uint64_t size = 0;
+    write_weights(of_file, options.output + "/" + name, [&](uint64_t written, uint64_t all) {
+      size = all;
+      if (progress) progress(done + written, total);
+    });
+    done += size;
+    names.push_back(name);
+  };
+  write(kWeightFile, std::nullopt);
+  for (uint32_t rank = 0; rank < options.ranks; ++rank) write(rank_weight_file(rank), rank);
+  return names;
 }
 
 void copy_companions(const Options& options) {
@@ -181,11 +223,12 @@ void compile_model(const Options& options, const ProgressCallback& progress) {
   plan.program.images = list_images(options.images);
 
   create_output_folder(options);
-  write_weights(weights, options.output + "/" + kWeightFile, progress);
+  const std::vector<std::string> weight_files = write_weight_files(weights, options, progress);
   copy_companions(options);
   copy_images(options, plan.program.images);
   // Last: a folder with a program.json is a whole package.
-  package::write_program(plan.program, {.weights = {kWeightFile}, .sources = {}}, options.output + "/" + kProgramFile);
+  package::write_program(plan.program, {.weights = weight_files, .sources = plan.sources},
+                         options.output + "/" + kProgramFile);
 }
 
 }  // namespace mkrt::compile

@@ -21,6 +21,7 @@ struct Options {
   uint32_t context = 0;    // positions of each sequence; 0: the model's limit, at most 4096
   uint32_t tile_rows = 0;  // rows of each matrix tile, a multiple of 16; 0: chosen by the matrix
   uint32_t splits = 0;     // tiles that share the positions of one key-value head; 0: chosen by the shape
+  uint32_t ranks = 1;      // devices that share the model, 1 to 64 and at most its query heads
   std::vector<ImageFile> images = {};  // copied into the package; targets and file names differ
 };
 

@@ -30,6 +30,11 @@ constexpr uint64_t kAttentionTiles = 128;
 // cache are 8 KB for 64-element heads, the smallest piece that memory delivers at nearly full rate.
 constexpr uint64_t kSmallestSplit = 64;
 
+// Elements that a tile of sum_partials adds up, all sequences together: one for each thread of a GPU's consumers, so
+// that a tile lasts as long as one look at memory. At least a whole sector's neighbours, 32, of each sequence.
+constexpr uint64_t kSumElements = 256;
+constexpr uint64_t kSumColumns = 32;
+
 // A host may give more stop tokens than the model has: eight places at least.
 constexpr uint64_t kStopTokens = 8;
 
@@ -38,35 +43,47 @@ constexpr uint64_t round_up(uint64_t value, uint64_t multiple) { return (value +
 uint32_t parameter(uint64_t value) { return static_cast<uint32_t>(value); }
 uint32_t parameter(float value) { return std::bit_cast<uint32_t>(value); }
 
-// Sizes of one rank's part of the model. A split over ranks divides heads, feed-forward rows and vocabulary rows here;
-// lowering takes these sizes from nowhere else.
+uint32_t tile_rows_of(const Choices& choices, uint64_t rows) {
+  if (choices.tile_rows != 0) return choices.tile_rows;
+  return rows > kLargeMatrixRows ? kLargeMatrixTileRows : kTileRows;
+}
+
+// Sizes of one rank's part of the model. Lowering takes these sizes from nowhere else.
 struct Shape {
-  Shape(const ModelDescription& model, const Choices& choices)
-      : batch(choices.batch),
+  Shape(const ModelDescription& model, const Choices& choices, const Split& split)
+      : ranks(choices.ranks),
+        batch(choices.batch),
         context(choices.context),
         hidden(model.hidden),
-        feed_forward(model.feed_forward),
+        feed_forward(split.feed_forward()),
         vocabulary(model.vocabulary),
-        kv_heads(model.kv_heads),
-        group(model.heads / model.kv_heads),
-        head_size(model.head_size) {
+        kv_heads(split.kv_heads()),
+        group(split.group()),
+        head_size(model.head_size),
+        embedding_columns(split.embedding_columns()) {
     const uint64_t heads_tiles = batch * kv_heads;
     const uint64_t wanted =
         std::min(kAttentionTiles / std::min(heads_tiles, kAttentionTiles), context / kSmallestSplit);
     splits = choices.splits ? choices.splits : std::max<uint64_t>(wanted, 1);
   }
 
+  bool several_ranks() const { return ranks > 1; }
   uint64_t q_rows() const { return kv_heads * group * head_size; }
   uint64_t k_rows() const { return kv_heads * head_size; }
   uint64_t qkv_rows() const { return q_rows() + 2 * k_rows(); }
+  // Of a sequence's row of the hidden state, which has room for the columns of all ranks' token tables.
+  uint64_t hidden_stride() const { return ranks * embedding_columns; }
+  uint64_t sum_columns() const { return std::max(kSumElements / batch / kSumColumns, uint64_t{1}) * kSumColumns; }
 
-  uint64_t batch, context, hidden, feed_forward, vocabulary, kv_heads, group, head_size, splits;
+  uint64_t ranks, batch, context, hidden, feed_forward, vocabulary, kv_heads, group, head_size, embedding_columns;
+  uint64_t splits = 1;
 };
 
 // Builds one record after the other; operands and parameters are found by their names in the ISA.
 class Schedule {
  public:
-  explicit Schedule(package::IsaDefinition isa) {
+  Schedule(package::IsaDefinition isa, uint32_t ranks) {
+    program_.rank_count = ranks;
     program_.isa = std::move(isa);
     program_.entries.emplace_back().name = "decode";
   }
@@ -119,6 +136,7 @@ class Schedule {
   }
 
   // The slice's rows end with the part's last element where `limit` is given: the ragged end of a matrix's rows.
+  // In a program of several ranks, `rank_stride` moves it for each, and `everywhere` has it written at all.
   struct Slice {
     uint64_t offset = 0;
     uint64_t size = 0;
@@ -126,6 +144,8 @@ class Schedule {
     uint64_t rows = 1;
     uint64_t row_stride = 0;
     uint64_t limit = 0;
+    uint64_t rank_stride = 0;
+    bool everywhere = false;
   };
   void operand(const char* name, uint32_t tensor, const Slice& slice) {
     const auto found = std::ranges::find(definition_->operands, std::string(name), &package::OperandDefinition::name);
@@ -139,6 +159,8 @@ class Schedule {
     operand.limit = slice.limit ? slice.limit : largest;
     operand.rows = static_cast<uint32_t>(slice.rows);
     operand.row_stride = slice.row_stride;
+    if (program_.rank_count > 1) operand.rank_stride = slice.rank_stride;
+    if (slice.everywhere) operand.rank = everywhere();
     record().operands[found - definition_->operands.begin()] = operand;
   }
   void whole(const char* name, uint32_t tensor) { operand(name, tensor, {.size = program_.tensors[tensor].elements}); }
@@ -147,14 +169,35 @@ class Schedule {
     record().waits.push_back({.counter = counter, .array = counter, .step_offset = step});
   }
   void signal(uint32_t counter) { record().signals.push_back({.counter = counter, .array = counter}); }
+  void signal_everywhere(uint32_t counter) {
+    record().signals.push_back({.counter = counter, .array = counter, .rank = everywhere()});
+  }
 
   package::Program take() { return std::move(program_); }
 
  private:
   Record& record() { return program_.entries.front().records.back(); }
+  mkrt_rank_selector everywhere() const {
+    return {static_cast<uint8_t>(program_.rank_count > 1 ? MKRT_RANK_ALL : MKRT_RANK_SELF), 0xff, 0};
+  }
 
   package::Program program_;
   const package::OpcodeDefinition* definition_ = nullptr;
+};
+
+// What a weight takes of one dimension of a tensor of the checkpoint. One share: the same for every rank, so that all
+// have one tensor. Several: one for each rank.
+struct Cut {
+  Cut(uint64_t whole_size) : size(whole_size), shares{whole(whole_size)} {}  // NOLINT: the usual case
+  Cut(uint64_t whole_size, Shares rank_shares) : size(whole_size), shares(std::move(rank_shares)) {}
+  const Share& of(uint64_t rank) const { return shares.size() == 1 ? shares.front() : shares[rank]; }
+
+  uint64_t size;
+  Shares shares;
+};
+struct Part {
+  std::string source;
+  Cut rows;
 };
 
 // A packed matrix of the package, as the instructions address it.
@@ -178,7 +221,11 @@ struct Layer {
 class Lowering {
  public:
   Lowering(const ModelDescription& model, const Choices& choices, package::IsaDefinition isa)
-      : model_(model), choices_(choices), shape_(model, choices), schedule_(std::move(isa)) {}
+      : model_(model),
+        choices_(choices),
+        split_(model, choices.ranks),
+        shape_(model, choices, split_),
+        schedule_(std::move(isa), choices.ranks) {}
 
   Plan run() {
     declare_tensors();
@@ -187,7 +234,7 @@ class Lowering {
     emit_end();
     // Matrices first: every one of them then starts at a multiple of its blocks' 512 bytes in the weight file.
     std::ranges::stable_partition(weights_, &Weight::is_matrix);
-    return {schedule_.take(), std::move(weights_)};
+    return {schedule_.take(), std::move(weights_), std::move(sources_)};
   }
 
  private:
@@ -208,7 +255,7 @@ class Lowering {
     stop_count_ = schedule_.tensor("stop_count", Dtype::i32, {1}, MKRT_TENSOR_INPUT);
     logits_ = schedule_.tensor("logits", Dtype::f32, {s.batch, s.vocabulary}, MKRT_TENSOR_OUTPUT);
 
-    h_ = scratch("h", {s.batch, s.hidden});
+    h_ = scratch("h", {s.batch, s.hidden_stride()});
     rotation_ = scratch("rotation", {s.batch, s.head_size});
     qkv_ = scratch("qkv", {s.batch, s.qkv_rows()});
     attention_ = scratch("attention", {s.batch, s.q_rows()});
@@ -217,8 +264,13 @@ class Lowering {
       partial_ = scratch("attention.partial", {s.batch, s.kv_heads, s.splits, s.group, s.head_size});
       statistics_ = scratch("attention.statistics", {s.batch, s.kv_heads, s.splits, s.group, 2});
     }
-    embedding_ = matrix("embedding", {{"model.embed_tokens.weight", s.vocabulary}}, s.hidden);
-    frequencies_ = vector("rope_frequencies", Weight::Layout::values, {}, rope_frequencies(model_));
+    if (s.several_ranks()) {
+      attention_parts_ = scratch("o.parts", {s.ranks, s.batch, s.hidden});
+      feed_forward_parts_ = scratch("down.parts", {s.ranks, s.batch, s.hidden});
+    }
+    embedding_ =
+        matrix("embedding", {{"model.embed_tokens.weight", s.vocabulary}}, {s.hidden, split_.embedding_shares()});
+    frequencies_ = vector("rope_frequencies", {}, rope_frequencies(model_));
   }
 
   Layer declare_layer(uint64_t index) {
@@ -226,35 +278,32 @@ class Lowering {
     const std::string in = base::text("model.layers.", index, ".");
     const std::string out = base::text("l", index, ".");
     const auto norm = [&](const char* name, const char* source, uint64_t size) {
-      return vector(out + name, Weight::Layout::vector, {{in + source + ".weight", size}});
+      return vector(out + name, {{in + source + ".weight", size}});
+    };
+    const Cut q{model_.heads * s.head_size, scaled(split_.query_head_shares(), s.head_size)};
+    const Cut k{model_.kv_heads * s.head_size, scaled(split_.kv_head_shares(), s.head_size)};
+    const Cut feed_forward{model_.feed_forward, split_.feed_forward_shares()};
+    const auto qkv = [&](const char* what) {
+      return std::vector<Part>{{in + "self_attn.q_proj." + what, q},
+                               {in + "self_attn.k_proj." + what, k},
+                               {in + "self_attn.v_proj." + what, k}};
     };
 
     Layer layer{};
     layer.attention_norm = norm("attention_norm", "input_layernorm", s.hidden);
-    layer.qkv = matrix(out + "qkv.weight",
-                       {{in + "self_attn.q_proj.weight", s.q_rows()},
-                        {in + "self_attn.k_proj.weight", s.k_rows()},
-                        {in + "self_attn.v_proj.weight", s.k_rows()}},
-                       s.hidden);
-    if (model_.qkv_bias) {
-      layer.qkv_bias = vector(out + "qkv.bias", Weight::Layout::vector,
-                              {{in + "self_attn.q_proj.bias", s.q_rows()},
-                               {in + "self_attn.k_proj.bias", s.k_rows()},
-                               {in + "self_attn.v_proj.bias", s.k_rows()}});
-    }
+    layer.qkv = matrix(out + "qkv.weight", qkv("weight"), s.hidden);
+    if (model_.qkv_bias) layer.qkv_bias = vector(out + "qkv.bias", qkv("bias"));
     if (model_.per_head_norm) {
       layer.q_norm = norm("q_norm", "self_attn.q_norm", s.head_size);
       layer.k_norm = norm("k_norm", "self_attn.k_norm", s.head_size);
     }
-    layer.output = matrix(out + "o.weight", {{in + "self_attn.o_proj.weight", s.hidden}}, s.q_rows());
-    if (model_.output_bias) {
-      layer.output_bias = vector(out + "o.bias", Weight::Layout::vector, {{in + "self_attn.o_proj.bias", s.hidden}});
-    }
+    layer.output = matrix(out + "o.weight", {{in + "self_attn.o_proj.weight", s.hidden}}, q);
+    if (model_.output_bias) layer.output_bias = vector(out + "o.bias", {{in + "self_attn.o_proj.bias", first_only()}});
     layer.feed_forward_norm = norm("feed_forward_norm", "post_attention_layernorm", s.hidden);
     layer.gate_up = matrix(out + "gate_up.weight",
-                           {{in + "mlp.gate_proj.weight", s.feed_forward}, {in + "mlp.up_proj.weight", s.feed_forward}},
+                           {{in + "mlp.gate_proj.weight", feed_forward}, {in + "mlp.up_proj.weight", feed_forward}},
                            s.hidden, Weight::Layout::interleaved);
-    layer.down = matrix(out + "down.weight", {{in + "mlp.down_proj.weight", s.hidden}}, s.feed_forward);
+    layer.down = matrix(out + "down.weight", {{in + "mlp.down_proj.weight", s.hidden}}, feed_forward);
 
     const std::vector<uint64_t> cache{s.batch, s.kv_heads, s.context, s.head_size};
     layer.k_cache = schedule_.tensor(out + "k_cache", Dtype::f16, cache, MKRT_TENSOR_STATE);
@@ -262,30 +311,45 @@ class Lowering {
     return layer;
   }
 
-  Matrix matrix(std::string name, std::vector<Weight::Source> sources, uint64_t columns,
+  // A bias of what ranks add up: the first one's, zeros at the others.
+  Cut first_only() const {
+    Shares shares(shape_.ranks, Share{0, 0, shape_.hidden});
+    shares.front() = whole(shape_.hidden);
+    return {shape_.hidden, std::move(shares)};
+  }
+
+  Matrix matrix(const std::string& name, const std::vector<Part>& parts, const Cut& columns,
                 Weight::Layout layout = Weight::Layout::matrix) {
-    Matrix matrix{.columns = columns};
-    for (const Weight::Source& source : sources) matrix.rows += source.rows;
+    Matrix matrix{.columns = columns.of(0).size};
+    for (const Part& part : parts) matrix.rows += part.rows.of(0).size;
     // Gate and up end together, with a block each.
-    if (layout == Weight::Layout::interleaved) matrix.rows = 2 * round_up(sources[0].rows, kBlockRows);
-    matrix.tile_rows = choices_.tile_rows               ? choices_.tile_rows
-                       : matrix.rows > kLargeMatrixRows ? kLargeMatrixTileRows
-                                                        : kTileRows;
-    weights_.push_back({std::move(name), layout, std::move(sources), columns, matrix.tile_rows, {}});
-    matrix.tensor = weight_tensor();
+    if (layout == Weight::Layout::interleaved) matrix.rows = 2 * round_up(parts[0].rows.of(0).size, kBlockRows);
+    matrix.tile_rows = tile_rows_of(choices_, matrix.rows);
+    matrix.tensor = weight(name, layout, parts, columns, matrix.tile_rows, {});
     return matrix;
   }
 
-  uint32_t vector(std::string name, Weight::Layout layout, std::vector<Weight::Source> sources,
-                  std::vector<float> values = {}) {
-    weights_.push_back({std::move(name), layout, std::move(sources), 1, 1, std::move(values)});
-    return weight_tensor();
+  uint32_t vector(const std::string& name, const std::vector<Part>& parts, std::vector<float> values = {}) {
+    const Weight::Layout layout = parts.empty() ? Weight::Layout::values : Weight::Layout::vector;
+    return weight(name, layout, parts, 1, 1, std::move(values));
   }
 
-  // The tensor of the weight that was listed last.
-  uint32_t weight_tensor() {
-    const Weight& weight = weights_.back();
-    return schedule_.tensor(weight.name, weight.dtype(), weight.shape(), MKRT_TENSOR_WEIGHT);
+  // One weight for all ranks where all take the same, otherwise one for each.
+  uint32_t weight(const std::string& name, Weight::Layout layout, const std::vector<Part>& parts, const Cut& columns,
+                  uint64_t tile_rows, const std::vector<float>& values) {
+    bool shared = columns.shares.size() == 1;
+    for (const Part& part : parts) shared = shared && part.rows.shares.size() == 1;
+    for (uint32_t rank = 0; rank < (shared ? 1 : shape_.ranks); ++rank) {
+      Weight one{name, layout, {}, columns.size, columns.of(rank), tile_rows, values, {}};
+      for (const Part& part : parts) one.sources.push_back({part.source, part.rows.size, part.rows.of(rank)});
+      if (!shared) {
+        one.rank = rank;
+        one.name = base::text("rank", rank, ".", name);
+      }
+      weights_.push_back(std::move(one));
+    }
+    sources_.push_back(shared ? name : "rank{rank}." + name);
+    return schedule_.tensor(name, weights_.back().dtype(), weights_.back().shape(), MKRT_TENSOR_WEIGHT);
   }
 
   // --- records -------------------------------------------------------------------------------------------------
@@ -293,12 +357,13 @@ class Lowering {
   // What all three kinds of matrix product share: input rows, norm, the tile's piece of the matrix.
   void begin_linear(const char* opcode, std::string label, const Matrix& matrix, uint32_t x,
                     std::optional<uint32_t> norm) {
+    const uint64_t x_stride = x == h_ ? shape_.hidden_stride() : matrix.columns;
     schedule_.begin(opcode, std::move(label), {matrix.tiles()});
     schedule_.set("columns", matrix.columns);
     schedule_.set("batch", shape_.batch);
     schedule_.set("tile_rows", matrix.tile_rows);
     schedule_.set("epsilon", model_.epsilon);
-    schedule_.operand("x", x, {.size = matrix.columns, .rows = shape_.batch, .row_stride = matrix.columns});
+    schedule_.operand("x", x, {.size = matrix.columns, .rows = shape_.batch, .row_stride = x_stride});
     if (norm) schedule_.whole("norm", *norm);
     schedule_.operand("weight", matrix.tensor, {.size = matrix.tile_elements(), .strides = {matrix.tile_elements()}});
   }
@@ -323,6 +388,11 @@ class Lowering {
     previous_ = schedule_.counter(std::move(counter));
     schedule_.signal(previous_);
   }
+  // The same where the record wrote at every rank.
+  void end_everywhere(std::string counter) {
+    previous_ = schedule_.counter(std::move(counter));
+    schedule_.signal_everywhere(previous_);
+  }
 
   void emit_begin() {
     const Shape& s = shape_;
@@ -337,13 +407,18 @@ class Lowering {
 
     schedule_.begin("embed", "embed", {s.batch});
     schedule_.set("vocabulary", s.vocabulary);
-    schedule_.set("columns", s.hidden);
+    schedule_.set("columns", s.embedding_columns);
     of_sequence("tokens", tokens_, s.context);
     of_sequence("position", positions_);
     schedule_.whole("table", embedding_.tensor);
-    of_sequence("out", h_, s.hidden);
+    // Each rank has some columns of the table, and gives them to all.
+    schedule_.operand("out", h_,
+                      {.size = s.embedding_columns,
+                       .strides = {s.hidden_stride()},
+                       .rank_stride = s.embedding_columns,
+                       .everywhere = true});
     schedule_.wait(chosen_, -1);
-    end("embed");
+    end_everywhere("embed");
   }
 
   void emit_layer(uint64_t index, const Layer& layer) {
@@ -351,9 +426,9 @@ class Lowering {
     emit_qkv(name + "qkv", layer);
     emit_attention(name + "attention", layer, index == 0);
     if (shape_.splits > 1) emit_combine(name + "combine");
-    emit_residual(name + "o", layer.output, attention_, layer.output_bias);
+    emit_residual(name + "o", layer.output, attention_, layer.output_bias, attention_parts_);
     emit_gate_up(name + "gate_up", layer);
-    emit_residual(name + "down", layer.down, feed_forward_, std::nullopt);
+    emit_residual(name + "down", layer.down, feed_forward_, std::nullopt, feed_forward_parts_);
   }
 
   void emit_qkv(std::string name, const Layer& layer) {
@@ -421,12 +496,44 @@ class Lowering {
     end(std::move(name));
   }
 
-  // h += W x: the residual stream is updated in place; a tile reads only the values that it writes.
-  void emit_residual(std::string name, const Matrix& matrix, uint32_t x, std::optional<uint32_t> bias) {
+  // h += W x. One rank updates the residual stream in place; a tile reads only the values that it writes. Of several,
+  // each has some columns of W: it writes its part of the sum at every rank, and each adds all parts up.
+  void emit_residual(std::string name, const Matrix& matrix, uint32_t x, std::optional<uint32_t> bias, uint32_t parts) {
+    const Shape& s = shape_;
     begin_linear("linear", name, matrix, x, std::nullopt);
     if (bias) tile_bias(matrix, *bias);
-    tile_rows("residual", h_, matrix.tile_rows, shape_.hidden);
-    tile_rows("out", h_, matrix.tile_rows, shape_.hidden);
+    schedule_.wait(previous_);
+    if (!s.several_ranks()) {
+      tile_rows("residual", h_, matrix.tile_rows, s.hidden);
+      tile_rows("out", h_, matrix.tile_rows, s.hidden);
+      return end(std::move(name));
+    }
+    schedule_.operand("out", parts,
+                      {.size = matrix.tile_rows,
+                       .strides = {matrix.tile_rows},
+                       .rows = s.batch,
+                       .row_stride = s.hidden,
+                       .limit = s.hidden,
+                       .rank_stride = s.batch * s.hidden,
+                       .everywhere = true});
+    end_everywhere(name);
+    emit_sum(name + ".sum", parts);
+  }
+
+  void emit_sum(std::string name, uint32_t parts) {
+    const Shape& s = shape_;
+    const uint64_t columns = s.sum_columns();
+    schedule_.begin("sum_partials", name, {(s.hidden + columns - 1) / columns});
+    schedule_.set("parts", s.ranks);
+    schedule_.set("batch", s.batch);
+    const auto rows = [&](const char* operand, uint32_t tensor, uint64_t count, uint64_t stride) {
+      schedule_.operand(
+          operand, tensor,
+          {.size = columns, .strides = {columns}, .rows = count, .row_stride = stride, .limit = s.hidden});
+    };
+    rows("partial", parts, s.ranks * s.batch, s.hidden);
+    rows("residual", h_, s.batch, s.hidden_stride());
+    rows("out", h_, s.batch, s.hidden_stride());
     schedule_.wait(previous_);
     end(std::move(name));
   }
@@ -438,24 +545,86 @@ class Lowering {
     end(std::move(name));
   }
 
+  // Each rank has rows of the head and gives every rank their logits and its tiles' best ones, so that all choose
+  // alike. Whole tiles are shared out evenly. The few rows that are left over every rank computes for itself; their
+  // candidates are pushed like all others, so that ranks of different devices, which may round differently, still
+  // choose alike.
   void emit_end() {
     const Shape& s = shape_;
-    const uint32_t norm = vector("final_norm", Weight::Layout::vector, {{"model.norm.weight", s.hidden}});
-    const Matrix head =
-        model_.tied_embeddings ? embedding_ : matrix("head.weight", {{"lm_head.weight", s.vocabulary}}, s.hidden);
-    const uint32_t best_value = scratch("best_value", {s.batch, head.tiles()});
-    const uint32_t best_index = scratch("best_index", {s.batch, head.tiles()}, Dtype::i32);
-    begin_linear("linear_best", "head", head, h_, norm);
-    schedule_.set("first_index", uint64_t{0});
-    tile_rows("out", logits_, head.tile_rows, s.vocabulary);
-    tile_rows("best_value", best_value, 1, head.tiles());
-    tile_rows("best_index", best_index, 1, head.tiles());
-    schedule_.wait(previous_);
-    end("head");
+    const uint32_t norm = vector("final_norm", {{"model.norm.weight", s.hidden}});
+    const std::string source = model_.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
+    const uint64_t tile = tile_rows_of(choices_, s.vocabulary / s.ranks);
+    const Share share = split_.vocabulary_shares(tile).front();
+    const Share rest = split_.vocabulary_rest(tile);
+    std::optional<Matrix> head, left_over;
+    if (model_.tied_embeddings && !s.several_ranks()) {
+      head = embedding_;
+    } else if (share.size != 0) {
+      head = matrix("head.weight", {{source, {s.vocabulary, split_.vocabulary_shares(tile)}}}, s.hidden);
+    }
+    if (rest.size != 0) left_over = matrix("head.rest.weight", {{source, {s.vocabulary, {rest}}}}, s.hidden);
+    const uint64_t tiles = head ? head->tiles() : 0;
+    declare_candidates(tiles + (left_over ? left_over->tiles() : 0));
 
+    const uint32_t layers_done = std::exchange(previous_, schedule_.counter("head"));
+    if (head) emit_head("head", *head, norm, layers_done, {.rows = share.size, .split = s.several_ranks()});
+    if (left_over) {
+      emit_head("head.rest", *left_over, norm, layers_done,
+                {.first_row = rest.first, .rows = rest.size, .first_candidate = tiles});
+    }
+    emit_choose();
+  }
+
+  void declare_candidates(uint64_t tiles_of_a_rank) {
+    candidates_ = tiles_of_a_rank;
+    best_value_ = scratch("best_value", {shape_.batch, shape_.ranks * candidates_});
+    best_index_ = scratch("best_index", {shape_.batch, shape_.ranks * candidates_}, Dtype::i32);
+  }
+
+  // Rows of the vocabulary, and where among a rank's candidates those of their tiles stand. `split`: the first rank's
+  // rows; those of the others follow.
+  struct HeadRows {
+    uint64_t first_row = 0;
+    uint64_t rows = 0;
+    uint64_t first_candidate = 0;
+    bool split = false;
+  };
+  void emit_head(std::string label, const Matrix& head, uint32_t norm, uint32_t layers_done, const HeadRows& of) {
+    const Shape& s = shape_;
+    begin_linear("linear_best", std::move(label), head, h_, norm);
+    schedule_.set("first_index", of.first_row);
+    schedule_.set("rank_index", of.split ? of.rows : 0);
+    schedule_.operand("out", logits_,
+                      {.offset = of.first_row,
+                       .size = head.tile_rows,
+                       .strides = {head.tile_rows},
+                       .rows = s.batch,
+                       .row_stride = s.vocabulary,
+                       .limit = of.rows,
+                       .rank_stride = of.split ? of.rows : 0,
+                       .everywhere = of.split});
+    const auto candidates = [&](const char* operand, uint32_t tensor) {
+      schedule_.operand(operand, tensor,
+                        {.offset = of.first_candidate,
+                         .size = 1,
+                         .strides = {1},
+                         .rows = s.batch,
+                         .row_stride = s.ranks * candidates_,
+                         .limit = head.tiles(),
+                         .rank_stride = candidates_,
+                         .everywhere = true});
+    };
+    candidates("best_value", best_value_);
+    candidates("best_index", best_index_);
+    schedule_.wait(layers_done);
+    schedule_.signal_everywhere(previous_);
+  }
+
+  void emit_choose() {
+    const Shape& s = shape_;
     schedule_.begin("choose", "choose", {s.batch});
-    of_sequence("best_value", best_value, head.tiles());
-    of_sequence("best_index", best_index, head.tiles());
+    of_sequence("best_value", best_value_, s.ranks * candidates_);
+    of_sequence("best_index", best_index_, s.ranks * candidates_);
     of_sequence("prompt_length", prompt_length_);
     schedule_.whole("stop_tokens", stop_tokens_);
     schedule_.whole("stop_count", stop_count_);
@@ -468,12 +637,17 @@ class Lowering {
 
   const ModelDescription& model_;
   const Choices& choices_;
+  const Split split_;
   const Shape shape_;
   Schedule schedule_;
   std::vector<Weight> weights_;
+  std::vector<std::string> sources_;
   uint32_t tokens_ = 0, positions_ = 0, active_ = 0, prompt_length_ = 0, stop_tokens_ = 0, stop_count_ = 0;
   uint32_t logits_ = 0, h_ = 0, rotation_ = 0, qkv_ = 0, attention_ = 0, feed_forward_ = 0;
   uint32_t partial_ = 0, statistics_ = 0, frequencies_ = 0;
+  uint32_t attention_parts_ = 0, feed_forward_parts_ = 0;  // of several ranks, [rank][sequence][hidden]
+  uint32_t best_value_ = 0, best_index_ = 0;
+  uint64_t candidates_ = 0;  // of a rank for a sequence
   Matrix embedding_;
   uint32_t chosen_ = 0;    // every sequence's choice of a step is made
   uint32_t rotated_ = 0;   // the step's angles are there
@@ -485,12 +659,12 @@ class Lowering {
 uint64_t Weight::padded_rows() const {
   if (layout == Layout::values) return values.size();
   uint64_t rows = 0;
-  for (const Source& source : sources) rows += source.rows;
-  if (layout == Layout::interleaved) rows = 2 * round_up(sources[0].rows, kBlockRows);
+  for (const Source& source : sources) rows += source.taken.size;
+  if (layout == Layout::interleaved) rows = 2 * round_up(sources[0].taken.size, kBlockRows);
   return is_matrix() ? round_up(rows, tile_rows) : rows;
 }
 
-uint64_t Weight::padded_columns() const { return is_matrix() ? round_up(columns, kBlockColumns) : 1; }
+uint64_t Weight::padded_columns() const { return is_matrix() ? round_up(taken_columns.size, kBlockColumns) : 1; }
 
 std::vector<uint64_t> Weight::shape() const {
   if (!is_matrix()) return {padded_rows()};

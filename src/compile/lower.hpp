@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "compile/model.hpp"
+#include "compile/split.hpp"
 #include "package/program.hpp"
 
 namespace mkrt::compile {
@@ -14,7 +16,7 @@ namespace mkrt::compile {
 inline constexpr uint64_t kBlockRows = 8;
 inline constexpr uint64_t kBlockColumns = 32;
 
-// One weight tensor of the package and the tensors of the checkpoint that it is made of.
+// One tensor of a weight file and the tensors of the checkpoint that it is made of.
 struct Weight {
   enum class Layout : uint8_t {
     matrix,       // the sources' rows one after the other, in packed order
@@ -24,15 +26,18 @@ struct Weight {
   };
   struct Source {
     std::string name;
-    uint64_t rows = 0;  // elements of a vector
+    uint64_t rows = 0;  // of the checkpoint's tensor; elements of a vector
+    Share taken;        // of them
   };
 
   std::string name;
   Layout layout = Layout::matrix;
   std::vector<Source> sources;
-  uint64_t columns = 1;
+  uint64_t columns = 1;  // of the checkpoint's tensors
+  Share taken_columns = whole(1);
   uint64_t tile_rows = 1;  // the packed matrix is padded to a multiple of this many rows
-  std::vector<float> values;
+  std::vector<float> values = {};
+  std::optional<uint32_t> rank = {};  // whose file it is in; none: the file of all
 
   bool is_matrix() const { return layout == Layout::matrix || layout == Layout::interleaved; }
   uint64_t padded_rows() const;     // rows of the packed matrix; elements of a vector
@@ -44,8 +49,9 @@ struct Weight {
 };
 
 struct Plan {
-  package::Program program;     // without weight files and metadata
-  std::vector<Weight> weights;  // in the order in which a step reads them, matrices before vectors
+  package::Program program;          // without weight files and metadata
+  std::vector<Weight> weights;       // in the order in which a step reads them, matrices before vectors
+  std::vector<std::string> sources;  // names in the weight files of the program's weights, in their order
 };
 
 // What the caller of the compiler chose; zeros are resolved already, except tile_rows and splits.
@@ -54,8 +60,10 @@ struct Choices {
   uint32_t context = 1;
   uint32_t tile_rows = 0;
   uint32_t splits = 0;
+  uint32_t ranks = 1;
 };
 
+// Throws base::Failure (ARGUMENT) where the model cannot be divided over so many ranks.
 Plan lower(const ModelDescription& model, const Choices& choices, package::IsaDefinition isa);
 
 }  // namespace mkrt::compile

@@ -48,17 +48,22 @@ SourceRow find_row(const BoundWeight& matrix, uint64_t row) noexcept {
   if (weight.layout == Weight::Layout::interleaved) {
     part = row / kBlockRows % 2;
     row = row / (2 * kBlockRows) * kBlockRows + row % kBlockRows;
-    if (row >= weight.sources[part].rows) return {};
   } else {
-    while (part < weight.sources.size() && row >= weight.sources[part].rows) row -= weight.sources[part++].rows;
+    while (part < weight.sources.size() && row >= weight.sources[part].taken.size) {
+      row -= weight.sources[part++].taken.size;
+    }
     if (part == weight.sources.size()) return {};
   }
+  const Share& taken = weight.sources[part].taken;
+  if (row >= taken.count) return {};
   const SourceTensor& source = matrix.sources[part];
-  return {source.dtype, source.bytes.data() + row * weight.columns * dtype_bytes(source.dtype)};
+  const uint64_t element = (taken.first + row) * weight.columns + weight.taken_columns.first;
+  return {source.dtype, source.bytes.data() + element * dtype_bytes(source.dtype)};
 }
 
-// One row into its place in a block row: 32 elements in each block, 256 elements from block to block.
-void pack_row(const SourceRow& row, uint64_t columns, uint16_t* out) noexcept {
+// The first `columns` elements of a row into its place in a row of `blocks` blocks: 32 elements in each block, 256
+// elements from block to block. What is left is filled with zeros.
+void pack_row(const SourceRow& row, uint64_t columns, uint64_t blocks, uint16_t* out) noexcept {
   constexpr uint64_t block = kBlockRows * kBlockColumns;
   const uint64_t full = row.data ? columns / kBlockColumns : 0;
   const uint64_t size = dtype_bytes(row.dtype);
@@ -69,7 +74,6 @@ void pack_row(const SourceRow& row, uint64_t columns, uint16_t* out) noexcept {
   }
   const uint64_t rest = row.data ? columns % kBlockColumns : 0;
   if (rest != 0) convert(row.dtype, source, rest, out + full * block);
-  const uint64_t blocks = (columns + kBlockColumns - 1) / kBlockColumns;
   for (uint64_t c = full; c < blocks; ++c) {
     const uint64_t used = c == full ? rest : 0;
     std::fill(out + c * block + used, out + c * block + kBlockColumns, uint16_t{0});
@@ -135,11 +139,12 @@ float widen_f16(uint16_t bits) noexcept {
 float widen_bf16(uint16_t bits) noexcept { return std::bit_cast<float>(uint32_t{bits} << 16); }
 
 void pack_blocks(const BoundWeight& matrix, uint64_t first_block, uint64_t blocks, uint16_t* out) {
+  const uint64_t column_blocks = matrix.weight->padded_columns() / kBlockColumns;
   const uint64_t block_row = kBlockRows * matrix.weight->padded_columns();
   for (uint64_t block = 0; block < blocks; ++block) {
     for (uint64_t row = 0; row < kBlockRows; ++row) {
-      pack_row(find_row(matrix, (first_block + block) * kBlockRows + row), matrix.weight->columns,
-               out + block * block_row + row * kBlockColumns);
+      pack_row(find_row(matrix, (first_block + block) * kBlockRows + row), matrix.weight->taken_columns.count,
+               column_blocks, out + block * block_row + row * kBlockColumns);
     }
   }
 }
@@ -149,10 +154,13 @@ void pack_vector(const BoundWeight& vector, float* out) {
     std::ranges::copy(vector.weight->values, out);
     return;
   }
-  for (const SourceTensor& source : vector.sources) {
-    const uint64_t size = dtype_bytes(source.dtype);
-    const uint64_t count = source.bytes.size() / size;
-    for (uint64_t i = 0; i < count; ++i) *out++ = load(source.dtype, source.bytes.data() + i * size);
+  for (size_t part = 0; part < vector.sources.size(); ++part) {
+    const SourceTensor& source = vector.sources[part];
+    const Share& taken = vector.weight->sources[part].taken;
+    const std::byte* first = source.bytes.data() + taken.first * dtype_bytes(source.dtype);
+    for (uint64_t i = 0; i < taken.count; ++i) out[i] = load(source.dtype, first + i * dtype_bytes(source.dtype));
+    std::fill(out + taken.count, out + taken.size, 0.0f);
+    out += taken.size;
   }
 }
 

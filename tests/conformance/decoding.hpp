@@ -42,13 +42,15 @@ inline std::vector<Way> ways_with(const std::vector<uint32_t>& workers) {
 
 // Where packages run, and in which ways.
 struct Target {
-  mkrt::RankOptions rank;
+  mkrt::RankOptions rank;  // of each
   std::vector<Way> ways;
   std::function<void(mkrt::compile::Options&)> prepare;  // what the compiler must know of the device
+  uint32_t ranks = 1;
 };
 
 inline void compile(const Target& target, mkrt::compile::Options options) {
   if (target.prepare) target.prepare(options);
+  options.ranks = target.ranks;
   mkrt::compile::compile_model(options);
 }
 inline void compile_novelist(const Target& target, const std::string& output, uint32_t batch, uint32_t context = 0) {
@@ -60,11 +62,14 @@ inline void compile_novelist(const Target& target, const std::string& output, ui
   compile(target, options);
 }
 
-// A package on a device, with a session.
+// A package on a mesh, with a session. What is written goes to every rank; what is read must be the same on all.
 class Model {
  public:
   Model(const std::string& package, const Target& target)
-      : mesh_(runtime_, target.rank), program_(runtime_, package), executable_(program_, mesh_), session_(executable_) {
+      : mesh_(runtime_, std::vector<mkrt::RankOptions>(target.ranks, target.rank)),
+        program_(runtime_, package),
+        executable_(program_, mesh_),
+        session_(executable_) {
     batch = std::stoul(std::string(program_.metadata("batch")));
     context = std::stoul(std::string(program_.metadata("context")));
     vocabulary = std::stoul(std::string(program_.metadata("vocabulary")));
@@ -84,20 +89,33 @@ class Model {
     session_.wait(session_.execute(options));
   }
   void start(size_t sequence, const std::vector<int32_t>& prompt) {
-    session_.write<int32_t>(program_.find_tensor("tokens"), prompt, sequence * context);
+    for (uint32_t rank = 0; rank < mesh_.rank_count(); ++rank) {
+      session_.write<int32_t>(program_.find_tensor("tokens"), prompt, sequence * context, rank);
+    }
     set("prompt_length", sequence, static_cast<int32_t>(prompt.size()));
     set("active", sequence, 1);
   }
   void set(const char* tensor, size_t index, int32_t value) {
-    session_.write_value<int32_t>(program_.find_tensor(tensor), value, index);
+    for (uint32_t rank = 0; rank < mesh_.rank_count(); ++rank) {
+      session_.write_value<int32_t>(program_.find_tensor(tensor), value, index, rank);
+    }
   }
   int32_t get(const char* tensor, size_t index) const {
-    return session_.read_value<int32_t>(program_.find_tensor(tensor), index);
+    const int32_t value = session_.read_value<int32_t>(program_.find_tensor(tensor), index);
+    for (uint32_t rank = 1; rank < mesh_.rank_count(); ++rank) {
+      REQUIRE(session_.read_value<int32_t>(program_.find_tensor(tensor), index, rank) == value);
+    }
+    return value;
   }
   int32_t token(size_t sequence, size_t position) const { return get("tokens", sequence * context + position); }
   std::vector<float> logits(size_t sequence) const {
     std::vector<float> values(vocabulary, NAN);
     session_.read<float>(program_.find_tensor("logits"), values, sequence * vocabulary);
+    for (uint32_t rank = 1; rank < mesh_.rank_count(); ++rank) {
+      std::vector<float> theirs(vocabulary, NAN);
+      session_.read<float>(program_.find_tensor("logits"), theirs, sequence * vocabulary, rank);
+      REQUIRE(std::memcmp(theirs.data(), values.data(), vocabulary * sizeof(float)) == 0);
+    }
     return values;
   }
 
@@ -213,6 +231,52 @@ inline void check_random_model(const Target& target, const std::string& shape, u
     CAPTURE(way.workers);
     CHECK(same_bits(first, run(model, prompts, way, {})));
   }
+}
+
+// The same random model on one rank and on several, fed with the same tokens: the largest relative difference of
+// logits.
+inline void check_against_one_rank(const Target& target, const std::string& shape, uint32_t batch,
+                                   const std::function<void(nlohmann::ordered_json&)>& change = {}) {
+  CAPTURE(shape);
+  CAPTURE(batch);
+  CAPTURE(target.ranks);
+  const TemporaryFolder folder;
+  mkrt::tools::RandomModel random_model;
+  random_model.config = mkrt::tools::shape_config(shape);
+  if (change) change(random_model.config);
+  random_model.deviation = 0.1;
+  random_model.seed = batch;
+  mkrt::tools::write_random_model(random_model, folder.path("model"));
+  Target alone = target;
+  alone.ranks = 1;
+  std::mt19937 random(batch);
+  std::vector<std::vector<int32_t>> prompts;
+  std::vector<Trace> traces;
+  for (const Target& one : {alone, target}) {
+    mkrt::compile::Options options;
+    options.model = folder.path("model");
+    options.output = folder.path("package");
+    options.batch = batch;
+    compile(one, options);
+    Model model(folder.path("package"), one);
+    while (prompts.size() < batch) {
+      // Longer than the run: nothing is chosen, so that both see the same tokens to the end.
+      std::vector<int32_t>& prompt = prompts.emplace_back(kSteps + 1);
+      for (int32_t& token : prompt) token = static_cast<int32_t>(random() % model.vocabulary);
+    }
+    for (const Way& way : one.ways) {
+      traces.push_back(run(model, prompts, way, {}));
+      if (one.ranks > 1) CHECK(same_bits(traces.back(), traces[alone.ways.size()]));
+    }
+  }
+  double largest = 0;
+  for (size_t i = 0; i < traces.front().size(); ++i) {
+    const std::vector<float>& expected = traces.front()[i];
+    raise(largest, relative_error(traces.back()[i], {expected.begin(), expected.end()}));
+  }
+  MESSAGE(shape << ", batch " << batch << ", " << target.ranks << " ranks: relative difference up to " << largest);
+  CHECK(traces.front().size() > kSteps / 2);
+  CHECK(largest < 2e-3);
 }
 
 inline void check_unusual_models(const Target& target) {

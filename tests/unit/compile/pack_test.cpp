@@ -76,8 +76,8 @@ std::vector<uint16_t> packed(const BoundWeight& bound) {
 }
 
 Weight make_weight(Weight::Layout layout, const std::vector<Source>& sources, uint64_t tile_rows) {
-  Weight weight{"w", layout, {}, sources[0].columns, tile_rows, {}};
-  for (const Source& source : sources) weight.sources.push_back({"source", source.rows});
+  Weight weight{"w", layout, {}, sources[0].columns, whole(sources[0].columns), tile_rows};
+  for (const Source& source : sources) weight.sources.push_back({"source", source.rows, whole(source.rows)});
   return weight;
 }
 
@@ -183,7 +183,7 @@ TEST_CASE("a weight file reads back with every tensor in its place, and reports 
   Weight first = make_weight(Weight::Layout::matrix, large, 32);
   Weight second = make_weight(Weight::Layout::matrix, small, 16);
   Weight third = make_weight(Weight::Layout::vector, bias, 1);
-  Weight fourth{"constants", Weight::Layout::values, {}, 1, 1, {0.5f, 0.25f}};
+  Weight fourth{"constants", Weight::Layout::values, {}, 1, whole(1), 1, {0.5f, 0.25f}};
   first.name = "first", second.name = "second", third.name = "third";
 
   const mkrt::test::TemporaryFolder folder;
