@@ -1,13 +1,14 @@
-// decode_logits PACKAGE OUTPUT POSITIONS [LIMIT[:POSITIONS]...]: what a package decodes on the GPU, for comparison.
+// decode_logits PACKAGE OUTPUT [PROMPT+]POSITIONS [LIMIT[:POSITIONS]...]: what a package decodes on the GPU, for
+// comparison.
 //
-// Every sequence begins with 8 tokens of its own and goes on greedily for POSITIONS positions. That is done in both
-// queue modes for each LIMIT of SMs (0: all); where a limit has a number of positions of its own, for so many. The
-// first way chooses the tokens; the others are given them and must find the same logits.
+// Every sequence begins with PROMPT tokens of its own, 8 unless said, and goes on greedily for POSITIONS positions.
+// That is done in both queue modes for each LIMIT of SMs (0: all); where a limit has a number of positions of its own,
+// for so many. The first way chooses the tokens; the others are given them and must find the same logits.
 //
-//   OUTPUT.tokens   i32 [batch][8 + POSITIONS]: those of the first way
-//   OUTPUT.logits   f32 [POSITIONS][batch][vocabulary]: what follows the tokens from the eighth on, of the first way
-//   OUTPUT.LIMIT-MODE.logits   the same of another way, only where it differs from the first in any bit
-//   standard output   what was done, as JSON
+//   OUTPUT.tokens   i32 [batch][PROMPT + POSITIONS]: those of the first way
+//   OUTPUT.logits   f32 [POSITIONS][batch][vocabulary]: what follows the tokens from the prompt's last on, of the first
+//   way OUTPUT.LIMIT-MODE.logits   the same of another way, only where it differs from the first in any bit standard
+//   output   what was done, as JSON
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -25,7 +26,7 @@ namespace {
 using nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
-constexpr uint32_t prompt_length = 8;
+constexpr uint32_t usual_prompt_length = 8;
 // A step on one SM of a tool that checks every access can take minutes.
 constexpr auto wait_limit = std::chrono::minutes(10);
 
@@ -67,12 +68,12 @@ void write_file(const std::string& path, const void* data, size_t bytes) {
 
 class Comparison {
  public:
-  Comparison(const char* package, std::string output, uint32_t positions)
-      : model_(package), output_(std::move(output)), positions_(positions) {
+  Comparison(const char* package, std::string output, uint32_t prompt_length, uint32_t positions)
+      : model_(package), output_(std::move(output)), prompt_length_(prompt_length), positions_(positions) {
     batch_ = model_.number("batch");
     vocabulary_ = model_.number("vocabulary");
     context_ = model_.number("context");
-    if (prompt_length + positions > context_) throw std::runtime_error("the package's context is too short");
+    if (prompt_length_ + positions_ > context_) throw std::runtime_error("the package's context is too short");
     // Whatever a step leaves out shows as NaN.
     logits_.assign(size_t{positions} * batch_ * vocabulary_, NAN);
     scratch_.resize(size_t{batch_} * vocabulary_);
@@ -87,7 +88,7 @@ class Comparison {
     report["device"] = device.name;
     report["batch"] = batch_;
     report["vocabulary"] = vocabulary_;
-    report["prompt_length"] = prompt_length;
+    report["prompt_length"] = prompt_length_;
     report["positions"] = positions_;
     for (const Way& way : ways) {
       ordered_json one;
@@ -107,7 +108,7 @@ class Comparison {
   }
 
  private:
-  uint32_t length() const { return prompt_length + positions_; }
+  uint32_t length() const { return prompt_length_ + positions_; }
 
   void step(const Way& way, uint32_t count) {
     mkrt::ExecuteOptions options;
@@ -134,15 +135,15 @@ class Comparison {
   bool decode(const Way& way, bool first) {
     bool same = true;
     std::vector<float> others;
-    start(first ? prompt_length : length());
-    if (prompt_length > 1) step(way, prompt_length - 1);
+    start(first ? prompt_length_ : length());
+    if (prompt_length_ > 1) step(way, prompt_length_ - 1);
     const uint32_t logits = model_.tensor("logits");
     for (uint32_t position = 0; position < way.positions; ++position) {
       step(way, 1);
       float* const mine = &logits_[size_t{position} * batch_ * vocabulary_];
       if (first) {
         model_.session.read<float>(logits, {mine, scratch_.size()});
-        check_choices(mine, prompt_length + position);
+        check_choices(mine, prompt_length_ + position);
         continue;
       }
       model_.session.read<float>(logits, scratch_);
@@ -182,18 +183,21 @@ class Comparison {
 
   Model model_;
   std::string output_;
-  uint32_t positions_, batch_ = 0, vocabulary_ = 0, context_ = 0;
+  uint32_t prompt_length_, positions_, batch_ = 0, vocabulary_ = 0, context_ = 0;
   std::vector<int32_t> tokens_;
   std::vector<float> logits_, scratch_;
 };
+
+// A number, and what follows it.
+uint32_t number(const char* text, char** out_end) { return static_cast<uint32_t>(std::strtoul(text, out_end, 10)); }
 
 // "64" or "64:16".
 std::vector<Way> parse_ways(int count, char** arguments, uint32_t positions) {
   std::vector<Way> ways;
   for (int i = 0; i < count; ++i) {
     char* end = nullptr;
-    const auto limit = static_cast<uint32_t>(std::strtoul(arguments[i], &end, 10));
-    const uint32_t own = *end == ':' ? static_cast<uint32_t>(std::strtoul(end + 1, nullptr, 10)) : positions;
+    const uint32_t limit = number(arguments[i], &end);
+    const uint32_t own = *end == ':' ? number(end + 1, nullptr) : positions;
     for (const uint32_t mode : {MKRT_QUEUE_DYNAMIC, MKRT_QUEUE_STATIC}) {
       ways.push_back({mode, limit, std::min(own, positions)});
     }
@@ -208,12 +212,18 @@ std::vector<Way> parse_ways(int count, char** arguments, uint32_t positions) {
 
 int main(int argument_count, char** arguments) {
   if (argument_count < 4) {
-    std::fprintf(stderr, "usage: decode_logits PACKAGE OUTPUT POSITIONS [LIMIT[:POSITIONS]...]\n");
+    std::fprintf(stderr, "usage: decode_logits PACKAGE OUTPUT [PROMPT+]POSITIONS [LIMIT[:POSITIONS]...]\n");
     return 2;
   }
   try {
-    const auto positions = static_cast<uint32_t>(std::strtoul(arguments[3], nullptr, 10));
-    Comparison comparison(arguments[1], arguments[2], positions);
+    char* end = nullptr;
+    uint32_t prompt_length = usual_prompt_length, positions = number(arguments[3], &end);
+    if (*end == '+') {
+      prompt_length = positions;
+      positions = number(end + 1, nullptr);
+    }
+    if (prompt_length == 0 || positions == 0) throw std::runtime_error("no tokens, or no positions");
+    Comparison comparison(arguments[1], arguments[2], prompt_length, positions);
     const ordered_json report = comparison.run(parse_ways(argument_count - 4, arguments + 4, positions));
     std::printf("%s\n", report.dump(1).c_str());
   } catch (const std::exception& failure) {

@@ -4,9 +4,9 @@
 #
 #   tests/gpu/run.sh [STEP...] [RESULTS-FOLDER]
 #
-# Steps: build gpu-tests sanitizer reference bench; all of them where none is named. A step that fails or takes too long
-# does not stop the others. Results go to RESULTS-FOLDER (tests/bench/results) as DATE-GPU-WHAT.json and .txt, each with
-# device, driver, date and commit; a table of what passed comes last.
+# Steps: build gpu-tests sanitizer racecheck reference bench; all of them where none is named. A step that fails or
+# takes too long does not stop the others. Results go to RESULTS-FOLDER (tests/bench/results) as DATE-GPU-WHAT.json and
+# .txt, each with device, driver, date and commit; a table of what passed comes last.
 #
 # From the environment:
 #   COMMIT  what is measured; otherwise git is asked
@@ -31,7 +31,7 @@ shapes=(llama-3.2-1b qwen2.5-0.5b qwen3-0.6b smollm-135m)
 large_shapes=(llama-3.2-1b qwen2.5-0.5b qwen3-0.6b)  # one SM takes 20 to 100 ms for a step of these
 batches=(1 3 16)
 context=2048  # of every package: the largest that is measured is 1024
-steps=(build gpu-tests sanitizer reference bench)
+steps=(build gpu-tests sanitizer racecheck reference bench)
 
 # ---- What steps do: each of these runs in a process of its own, with a time limit ----------------------------------
 
@@ -39,13 +39,18 @@ ask_gpu() { nvidia-smi --id=0 "--query-gpu=$1" --format=csv,noheader 2>/dev/null
 
 program() { find "$BUILD/tests" -name "$1" -type f -perm -u+x | head -n 1; }
 
-do_build() {
+# configure FOLDER OPTION...
+configure() {
   local architectures=() capability
   capability=$(ask_gpu compute_cap | tr -d .)
   # Architecture-specific code for Hopper, as in cmake/mkrt_cuda.cmake.
   [[ $capability != 90 ]] || capability=90a
   [[ -n ${ALL:-} || -z $capability ]] || architectures=("-DMKRT_CUDA_ARCHITECTURES=sm_$capability")
-  cmake -S . -B "$BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release "${architectures[@]}" || return
+  cmake -S . -B "$1" -G Ninja -DCMAKE_BUILD_TYPE=Release "${architectures[@]}" "${@:2}"
+}
+
+do_build() {
+  configure "$BUILD" || return
   cmake --build "$BUILD" -j "${JOBS:-$(nproc)}" --target tests_gpu cuda_benchmarks
 }
 
@@ -69,13 +74,25 @@ do_packages() {
 
 do_tests() { MKRT_REQUIRE_GPU=1 ctest --test-dir "$BUILD" -L gpu -V --no-tests=error; }
 
-# do_sanitize TOOL: few SMs, because the tool slows every access and results do not depend on their number; racecheck
-# follows every access to shared memory and gets one position only.
+# do_sanitize TOOL: few SMs, because the tool slows every access and results do not depend on their number.
 do_sanitize() {
-  local positions=4 limits=(8 1)
-  [[ $1 != racecheck ]] || positions=1 limits=(8)
   compute-sanitizer --tool "$1" --error-exitcode 9 "$(program decode_logits)" "$WORK/novelist/batch-1" \
-    "$WORK/sanitized-$1" "$positions" "${limits[@]}"
+    "$WORK/sanitized-$1" 4 8 1
+}
+
+# Kernels in which racecheck can follow the order between warps, and novelist's package with them.
+do_racecheck_build() {
+  local package=$WORK/novelist/racecheck
+  configure "$BUILD/racecheck" -DMKRT_CHECK_ARRIVALS=ON || return
+  cmake --build "$BUILD/racecheck" -j "${JOBS:-$(nproc)}" --target mkrt_kernels || return
+  rm -rf "$package"
+  cp -r "$WORK/novelist/batch-1" "$package" && cp "$BUILD"/racecheck/kernels/*.cubin "$package"
+}
+
+# One token in, one out, in both queue modes: racecheck follows every access to shared memory.
+do_racecheck() {
+  compute-sanitizer --tool racecheck --racecheck-report analysis --error-exitcode 9 "$(program decode_logits)" \
+    "$WORK/novelist/racecheck" "$WORK/sanitized-racecheck" 1+1 8
 }
 
 # do_reference OUTPUT SM-LIMITS SHAPE...
@@ -114,7 +131,7 @@ for argument in "$@"; do
       sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$script"
       exit 0
       ;;
-    build | gpu-tests | sanitizer | reference | bench) chosen+=("$argument") ;;
+    build | gpu-tests | sanitizer | racecheck | reference | bench) chosen+=("$argument") ;;
     -*)
       printf 'unknown option %s\n' "$argument" >&2
       exit 2
@@ -219,14 +236,23 @@ fi
 if wanted reference || wanted bench; then
   log=/dev/null
   attempt "models and packages" 150 packages "${shapes[@]}"
-elif wanted sanitizer; then
+elif wanted sanitizer || wanted racecheck; then
   log=/dev/null
   attempt "novelist's package" 30 packages
 fi
 
 if wanted sanitizer; then
   open_log sanitizer
-  for tool in memcheck racecheck synccheck; do attempt "compute-sanitizer $tool" 120 sanitize "$tool"; done
+  for tool in memcheck synccheck; do attempt "compute-sanitizer $tool" 120 sanitize "$tool"; done
+fi
+
+if wanted racecheck; then
+  log=/dev/null
+  if attempt "kernels for racecheck" 150 racecheck_build; then
+    open_log racecheck
+    attempt "compute-sanitizer racecheck" 120 racecheck
+    printf '%s\n' "${table[-1]}" >>"$log"  # also where it was cut off
+  fi
 fi
 
 if wanted reference; then
