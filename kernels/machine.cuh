@@ -75,7 +75,8 @@ struct Shared {
   uint64_t partial_full[2];
   uint64_t partial_free[2];
   uint64_t consumer_barrier;
-  uint64_t wait_begin;                        // when the activation warp began to wait, or 0
+  int32_t position[2];  // what the activation warp read for the consumers, with each activation buffer
+  uint64_t wait_begin;  // when the activation warp began to wait, or 0
   uint32_t synchronizations[consumer_warps];  // of the consumer barrier, counted by each warp
   uint32_t abort;
   uint32_t epoch;

@@ -1,4 +1,5 @@
 // The megakernel of mkrt.llm: what each role does with each opcode.
+#include "attention.cuh"
 #include "linear.cuh"
 #include "small.cuh"
 
@@ -49,6 +50,10 @@ __device__ inline bool begin_load(InputLoads& inputs) {
 // Brings in the inputs of a tile. A load that was announced is finished even when the block is leaving, so that its
 // barrier completes. False when the block is leaving.
 __device__ inline bool bring_tile(const TileSlot& tile, InputLoads& inputs, CounterWait& wait) {
+  if (tile.record.opcode == isa::opcode_attention) {
+    return bring_attention(
+        tile, inputs, [&]() { return begin_load(inputs); }, wait);
+  }
   if (!is_linear(tile.record.opcode)) {
     // Inputs are read by the consumers themselves; they only have to know that the counters were reached.
     if (!begin_load(inputs)) return false;
@@ -96,7 +101,7 @@ __device__ bool consume_small(uint32_t place, ConsumerState& state) {
   switch (tile.record.opcode) {
     case isa::opcode_embed: outcome = embed(place); break;
     case isa::opcode_rotation: outcome = rotation(place); break;
-    case isa::opcode_attention: outcome = attention(place, state.inputs.buffer(), state.partials & 1); break;
+    case isa::opcode_attention: outcome = attention(place, state); break;
     case isa::opcode_attention_combine: outcome = attention_combine(place); break;
     case isa::opcode_choose: outcome = choose(place, state.partials & 1); break;
     case isa::opcode_sum_partials: outcome = sum_partials(place); break;
@@ -198,9 +203,12 @@ constexpr mkrt_image_info image_info() {
   info.staged_operands[isa::opcode_linear] = 1u << isa::linear::x | 1u << isa::linear::norm;
   info.staged_operands[isa::opcode_linear_swiglu] = 1u << isa::linear_swiglu::x | 1u << isa::linear_swiglu::norm;
   info.staged_operands[isa::opcode_linear_best] = 1u << isa::linear_best::x | 1u << isa::linear_best::norm;
-  // Queries and the f32 key as they are; the newest key and value take the value's place as halves.
-  info.staged_operands[isa::opcode_attention] =
-      1u << isa::attention::q | 1u << isa::attention::k | 1u << isa::attention::v;
+  info.staged_operands[isa::opcode_attention] = 1u << isa::attention::q | 1u << isa::attention::k |
+                                                1u << isa::attention::v | 1u << isa::attention::rotation |
+                                                1u << isa::attention::q_norm | 1u << isa::attention::k_norm;
+  // A row of the key cache and one of the value cache take as much, in f16, as the newest key in f32. Places of norms
+  // are kept where there are none.
+  info.more_rows[isa::opcode_attention] = least_chunk_rows + 2;
   info.whole[isa::opcode_attention] = 1;
   return info;
 }
@@ -221,7 +229,10 @@ __global__ void __launch_bounds__(mkrt::machine::block_threads, 1)
     llm::consumer_role(warp);
   } else if (warp == machine::fetch_warp) {
     llm::InputOwner owner;
-    machine::fetch_role([&](uint32_t place) { llm::prepare_linear(place, owner); });
+    machine::fetch_role([&](uint32_t place) {
+      llm::prepare_linear(place, owner);
+      if (machine::slot(place).record.opcode == llm::isa::opcode_attention) llm::prepare_attention(place);
+    });
   } else if (warp == machine::weight_warp) {
     llm::weight_role();
   } else if (warp == machine::activation_warp) {

@@ -29,15 +29,17 @@ bool parse_target(std::string_view target, std::string_view prefix, int* out_num
 uint64_t staged_bytes(const package::Record& record, const package::Program& program, const mkrt_image_info& info,
                       bool least) {
   uint64_t bytes = 0;
+  uint64_t last_row = 0;
   for (size_t k = 0; k < record.operands.size(); ++k) {
     if ((info.staged_operands[record.opcode] >> k & 1) == 0 || !record.operands[k]) continue;
     const package::Operand& operand = *record.operands[k];
     uint64_t row = operand.size * package::dtype_size(program.tensors[operand.tensor].dtype);
     row = (row + 127) / 128 * 128;
     if (least && info.whole[record.opcode] == 0) row = std::min<uint64_t>(row, info.minimum_row_bytes);
-    bytes += operand.rows * (row + info.row_padding);
+    last_row = row + info.row_padding;
+    bytes += operand.rows * last_row;
   }
-  return bytes;
+  return bytes + info.more_rows[record.opcode] * last_row;
 }
 
 struct Demand {

@@ -13,7 +13,7 @@
 #include "mkrt/mkrt.h" /* mkrt_trace_tile */
 
 /* Grows whenever a struct of this header or of table.h changes. */
-#define MKRT_LAUNCH_VERSION 4u
+#define MKRT_LAUNCH_VERSION 5u
 
 /* Opcodes that an image may have. */
 enum { MKRT_IMAGE_OPCODES = 64 };
@@ -34,9 +34,10 @@ typedef struct mkrt_image_info {
   uint32_t minimum_row_bytes; /* rows of opcodes that are not in `whole` may be brought in pieces of this size */
   uint32_t staged_operands[MKRT_IMAGE_OPCODES];
   uint8_t whole[MKRT_IMAGE_OPCODES]; /* 1: the opcode's staged operands must fit as they are */
+  uint8_t more_rows[MKRT_IMAGE_OPCODES]; /* and so many more rows of the size of the last of them */
 } mkrt_image_info;
 MKRT_STATIC_ASSERT(offsetof(mkrt_image_info, staged_operands) == 48);
-MKRT_STATIC_ASSERT(sizeof(mkrt_image_info) == 368);
+MKRT_STATIC_ASSERT(sizeof(mkrt_image_info) == 432);
 
 /* Which tile gave up, and why. The launch's last block copies it to host memory. */
 typedef struct mkrt_report {
