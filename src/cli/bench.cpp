@@ -29,7 +29,8 @@ struct StepBytes {
 uint64_t weight_bytes_read(const Program& program, uint32_t entry, uint32_t vocabulary) {
   const ProgramInfo info = program.info();
   uint64_t bytes = info.weight_bytes;
-  if (metadata(program, "tied_embeddings") == "true") return bytes * info.rank_count;
+  // Several ranks divide the table by columns and the head by rows: tied ones are two there.
+  if (info.rank_count == 1 && metadata(program, "tied_embeddings") == "true") return bytes;
   for (uint32_t i = 0; i < program.entry_info(entry).record_count; ++i) {
     const RecordInfo record = program.record_info(entry, i);
     if (record.opcode != "embed" || record.tile_count == 0) continue;
@@ -40,9 +41,12 @@ uint64_t weight_bytes_read(const Program& program, uint32_t entry, uint32_t voca
 }
 
 // At `position` a layer reads that many rows of keys and of values, for each key-value head of each sequence; f16.
+// Ranks have equally many heads each, if need be some of them twice.
 double cache_bytes_read(const Program& program, uint32_t batch, double position) {
-  const uint64_t row = metadata_number(program, "layers") * metadata_number(program, "kv_heads") *
-                       metadata_number(program, "head_size") * 2 * sizeof(uint16_t);
+  const uint64_t ranks = program.info().rank_count;
+  const uint64_t heads = (metadata_number(program, "kv_heads") + ranks - 1) / ranks * ranks;
+  const uint64_t row =
+      metadata_number(program, "layers") * heads * metadata_number(program, "head_size") * 2 * sizeof(uint16_t);
   return static_cast<double>(row) * batch * position;
 }
 

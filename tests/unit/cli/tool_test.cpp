@@ -41,6 +41,7 @@ TEST_CASE("a command line that cannot be understood ends with code 2") {
   check_failure({"generate", "p", "--prompt", "a", "--max-tokens", "-1"}, 2, "--max-tokens");
   check_failure({"compile", "m"}, 2, "--output");
   check_failure({"compile", "m", "-o", "p", "--batch", "17"}, 2, "--batch");
+  check_failure({"compile", "m", "-o", "p", "--ranks", "65"}, 2, "--ranks");
   check_failure({"bench", "p", "--tokens", "0"}, 2, "--tokens");
   check_failure({"inspect", "p", "--colour"}, 2, "--colour");
 }
@@ -179,6 +180,33 @@ TEST_CASE("bench reports rates, bytes and the machine's limit of the same run") 
   CHECK(json::parse(run_tool({"bench", novelist_package(), "--tokens", "2", "--json", "-"}).output).is_object());
   check_failure({"bench", novelist_package(), "--context", "1000", "--tokens", "24"}, 1, "context of 1024");
   check_failure({"bench", novelist_package(), "--tokens", "1", "--json", folder.path() + "/none/x"}, 1, "written");
+}
+
+TEST_CASE("a package of two ranks is compiled, inspected, measured and continues a prompt like one of one") {
+  const TemporaryFolder folder;
+  const std::string package = folder.path() + "/package";
+  const std::string model = MKRT_TEST_DATA "/novelist";
+  check_failure({"compile", model, "-o", package, "--ranks", "5"}, 1, "num_attention_heads is 4");
+  REQUIRE(run_tool({"compile", model, "-o", package, "--ranks", "2", "--no-images"}).exit_code == 0);
+  CHECK(json::parse(run_tool({"inspect", package, "--json"}).output)["ranks"] == 2);
+
+  const auto continuation = [](const std::string& of) {
+    const Outcome outcome = run_tool({"generate", of, "--device", "host", "--prompt", "It was", "--max-tokens", "24"});
+    REQUIRE_MESSAGE(outcome.exit_code == 0, outcome.errors);
+    return outcome.output;
+  };
+  CHECK(continuation(package) == continuation(novelist_package()));
+  const std::vector<std::string> sampled = {"generate", package,        "--device", "host",          "--prompt",
+                                            "It was",   "--max-tokens", "12",       "--temperature", "1"};
+  const Outcome outcome = run_tool(sampled);
+  CHECK_MESSAGE(outcome.exit_code == 0, outcome.errors);
+  CHECK(outcome.output == run_tool(sampled).output);
+
+  const Outcome measured = run_tool({"bench", package, "--device", "host", "--tokens", "4", "--json", "-"});
+  REQUIRE_MESSAGE(measured.exit_code == 0, measured.errors);
+  const json report = json::parse(measured.output);
+  // 4 layers, one key-value head of 64 on each rank, keys and values in two bytes, at the middle of positions 0 to 3.
+  CHECK(report["cache_bytes_read_per_step"] == 2 * 4 * 64 * 2 * 2 * 1.5);
 }
 
 }  // namespace

@@ -7,12 +7,14 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/failure.hpp"
 #include "compile/model.hpp"
 #include "compile/pack.hpp"
+#include "compile/split.hpp"
 #include "package/reader.hpp"
 #include "random_model.hpp"
 #include "reference_decoder.hpp"
@@ -63,12 +65,13 @@ const package::Record& find_record(const package::Program& program, const std::s
 }
 
 // Element (row, column) of a packed matrix in the package, as isa/README.md gives its place.
-double packed_element(const package::Program& program, const char* name, uint64_t row, uint64_t column) {
+double packed_element(const package::Program& program, const std::string& name, uint64_t row, uint64_t column,
+                      uint32_t rank = 0) {
   const package::Tensor* tensor = find_tensor(program, name);
   REQUIRE(tensor);
   const uint64_t place = ((row / 8) * tensor->shape[1] + column / 32) * 256 + (row % 8) * 32 + column % 32;
   uint16_t bits = 0;
-  std::memcpy(&bits, tensor->sources[0].bytes.data() + place * 2, 2);
+  std::memcpy(&bits, tensor->sources[rank].bytes.data() + place * 2, 2);
   return compile::widen_bf16(bits);
 }
 
@@ -217,6 +220,148 @@ TEST_CASE("every matrix element of a package is the model's, rounded to bf16") {
   }
 }
 
+namespace {
+
+// Counts the elements of a rank's part of a matrix that are not the model's, or not zero where the part is filled up.
+size_t wrong_elements(
+    const package::Program& program, const std::string& name, uint32_t rank, const reference::Matrix& matrix,
+    const compile::Share& rows, const compile::Share& columns,
+    const std::function<uint64_t(uint64_t)>& place = [](uint64_t row) { return row; }) {
+  size_t wrong = 0;
+  for (uint64_t row = 0; row < rows.size; ++row) {
+    for (uint64_t column = 0; column < columns.size; ++column) {
+      double expected = 0;
+      if (row < rows.count && column < columns.count) {
+        expected = matrix.values[(rows.first + row) * matrix.columns + columns.first + column];
+      }
+      wrong += packed_element(program, name, place(row), column, rank) != expected;
+    }
+  }
+  return wrong;
+}
+
+void set_heads(tools::RandomModel& model, uint32_t heads, uint32_t kv_heads) {
+  model.config["num_attention_heads"] = heads;
+  model.config["num_key_value_heads"] = kv_heads;
+}
+
+}  // namespace
+
+TEST_CASE("each rank has its part of every matrix, filled up with zeros") {
+  for (const uint32_t ranks : {2, 3, 5, 8}) {
+    CAPTURE(ranks);
+    compile::Options options;
+    options.ranks = ranks;
+    const auto compiled = compile_random("tiny-llama", options, [&](tools::RandomModel& model) {
+      set_heads(model, 9, 3);
+      model.config["attention_bias"] = true;
+    });
+    const package::Program& program = compiled->program;
+    REQUIRE(program.rank_count == ranks);
+    const compile::ModelDescription model = compile::read_model(compiled->model.path());
+    const compile::Split split(model, ranks);
+    const compile::Shares q = compile::scaled(split.query_head_shares(), model.head_size);
+    const compile::Shares k = compile::scaled(split.kv_head_shares(), model.head_size);
+    const compile::Share hidden = compile::whole(model.hidden);
+    const reference::Weights weights(compiled->model.path());
+    const auto source = [&](const char* name) -> const reference::Matrix& {
+      return weights.get(std::string("model.") + name + ".weight");
+    };
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      CAPTURE(rank);
+      const auto wrong = [&](const char* packed, const char* name, const compile::Share& rows,
+                             const compile::Share& columns, const std::function<uint64_t(uint64_t)>& place) {
+        return wrong_elements(program, packed, rank, source(name), rows, columns, place);
+      };
+      const auto from = [](uint64_t first) { return [=](uint64_t row) { return first + row; }; };
+      const auto turns = [](uint64_t first) { return [=](uint64_t row) { return row / 8 * 16 + first + row % 8; }; };
+      const compile::Share feed_forward = split.feed_forward_shares()[rank];
+      const uint64_t q_size = q[rank].size, k_size = k[rank].size;
+      CHECK(wrong("l1.qkv.weight", "layers.1.self_attn.q_proj", q[rank], hidden, from(0)) == 0);
+      CHECK(wrong("l1.qkv.weight", "layers.1.self_attn.k_proj", k[rank], hidden, from(q_size)) == 0);
+      CHECK(wrong("l1.qkv.weight", "layers.1.self_attn.v_proj", k[rank], hidden, from(q_size + k_size)) == 0);
+      CHECK(wrong("l2.o.weight", "layers.2.self_attn.o_proj", hidden, q[rank], from(0)) == 0);
+      CHECK(wrong("l0.gate_up.weight", "layers.0.mlp.gate_proj", feed_forward, hidden, turns(0)) == 0);
+      CHECK(wrong("l0.gate_up.weight", "layers.0.mlp.up_proj", feed_forward, hidden, turns(8)) == 0);
+      CHECK(wrong("l2.down.weight", "layers.2.mlp.down_proj", hidden, feed_forward, from(0)) == 0);
+      CHECK(wrong("embedding", "embed_tokens", compile::whole(517), split.embedding_shares()[rank], from(0)) == 0);
+      CHECK(wrong("head.weight", "embed_tokens", split.vocabulary_shares(16)[rank], hidden, from(0)) == 0);
+      CHECK(wrong("head.rest.weight", "embed_tokens", split.vocabulary_rest(16), hidden, from(0)) == 0);
+
+      // The output's bias is added once.
+      const package::Tensor* bias = find_tensor(program, "l1.o.bias");
+      REQUIRE(bias);
+      std::vector<float> values(model.hidden);
+      REQUIRE(bias->sources[rank].bytes.size() == values.size() * sizeof(float));
+      std::memcpy(values.data(), bias->sources[rank].bytes.data(), values.size() * sizeof(float));
+      CHECK((std::ranges::count(values, 0.0f) == static_cast<ptrdiff_t>(values.size())) == (rank != 0));
+    }
+  }
+}
+
+TEST_CASE("schedules of every family on several ranks pass every check") {
+  struct Division {
+    uint32_t ranks, heads, kv_heads;
+  };
+  for (const char* shape : {"tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-qwen3"}) {
+    for (const Division& of : {Division{2, 4, 4}, {3, 10, 2}, {4, 4, 1}, {7, 35, 5}, {8, 32, 8}, {64, 70, 10}}) {
+      for (const uint32_t batch : {1, 3, 16}) {
+        CAPTURE(shape);
+        CAPTURE(of.ranks);
+        CAPTURE(batch);
+        compile::Options options;
+        options.batch = batch, options.ranks = of.ranks, options.splits = batch == 3 ? 2 : 0;
+        const auto compiled = compile_random(shape, options, [&](tools::RandomModel& model) {
+          set_heads(model, of.heads, of.kv_heads);
+          model.config["head_dim"] = 10;
+        });
+        CHECK(compiled->program.rank_count == of.ranks);
+        CHECK_NOTHROW(verify::check(compiled->program));
+      }
+    }
+  }
+}
+
+TEST_CASE("a package of several ranks tells hosts the same as one of one rank, and has a weight file for each") {
+  const TemporaryFolder folder;
+  compile::Options options{kNovelist, folder.path("package")};
+  compile::compile_model(options);
+  const package::Program one = package::read_package(options.output);
+  options.ranks = 4;
+  uint64_t done = 0, total = 0;
+  compile::compile_model(options, [&](uint64_t now, uint64_t all) {
+    CHECK(now >= done);
+    done = now, total = all;
+  });
+  CHECK(done == total);
+  const package::Program four = package::read_package(options.output);
+  for (const package::Metadata& metadata_of_one : one.metadata) {
+    CHECK(metadata(four, metadata_of_one.key) == metadata_of_one.value);
+  }
+  for (const char* name : {"tokens", "positions", "active", "prompt_length", "stop_tokens", "stop_count", "logits"}) {
+    REQUIRE(find_tensor(four, name));
+    CHECK(find_tensor(four, name)->shape == find_tensor(one, name)->shape);
+  }
+  // Four query heads and two key-value heads: one of each a rank.
+  CHECK(find_tensor(four, "l0.k_cache")->shape == std::vector<uint64_t>{1, 1, 1024, 64});
+  CHECK(find_tensor(four, "l0.qkv.weight")->shape == std::vector<uint64_t>{3 * 64 / 8, 256 / 32, 8, 32});
+  CHECK(find_tensor(four, "head.weight")->shape == std::vector<uint64_t>{2048 / 4 / 8, 256 / 32, 8, 32});
+  CHECK(find_tensor(four, "head.rest.weight") == nullptr);
+  for (uint32_t rank = 0; rank < 4; ++rank) {
+    CHECK(std::filesystem::exists(options.output + "/weights.rank" + std::to_string(rank) + ".safetensors"));
+  }
+
+  // What fewer ranks do not use does not stay.
+  options.ranks = 2;
+  compile::compile_model(options);
+  CHECK(std::filesystem::exists(options.output + "/weights.rank1.safetensors"));
+  CHECK_FALSE(std::filesystem::exists(options.output + "/weights.rank2.safetensors"));
+  options.ranks = 1;
+  compile::compile_model(options);
+  CHECK_FALSE(std::filesystem::exists(options.output + "/weights.rank0.safetensors"));
+  CHECK(package::read_package(options.output).rank_count == 1);
+}
+
 TEST_CASE("tied embeddings share one matrix, untied ones have a head of their own") {
   const auto tied = compile_random("tiny-llama"), untied = compile_random("tiny-mistral");
   const auto head_tensor = [](const Compiled& compiled) {
@@ -261,6 +406,14 @@ TEST_CASE("options that do not fit the model are refused") {
   CHECK(status_of(options, sentence) == MKRT_ERROR_ARGUMENT);
   options.tile_rows = 0, options.context = 4, options.splits = 5;
   CHECK(status_of(options, sentence) == MKRT_ERROR_ARGUMENT);
+  options.context = 0, options.splits = 0, options.ranks = 0;
+  CHECK(status_of(options, sentence) == MKRT_ERROR_ARGUMENT);
+  options.ranks = 65;
+  CHECK(status_of(options, sentence) == MKRT_ERROR_ARGUMENT);
+  CHECK(sentence.find("64") != std::string::npos);
+  options.ranks = 5;  // four query heads
+  CHECK(status_of(options, sentence) == MKRT_ERROR_ARGUMENT);
+  CHECK(sentence.find("num_attention_heads is 4") != std::string::npos);
   CHECK_FALSE(std::filesystem::exists(folder.path("package")));
 }
 

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <random>
 
@@ -174,6 +175,51 @@ TEST_CASE("every f16 widens to its exact value") {
     wrong += widened != value || std::signbit(widened) != std::signbit(value);
   }
   CHECK(wrong == 0);
+}
+
+TEST_CASE("shares of rows and columns are packed, and zeros where a share ends before its size") {
+  const std::vector<Source> sources{{40, 100, SourceDtype::bf16, 1}, {30, 100, SourceDtype::f32, 2}};
+  Weight weight = make_weight(Weight::Layout::matrix, sources, 16);
+  weight.sources[0].taken = {7, 5, 11};
+  weight.sources[1].taken = {20, 10, 10};
+  weight.taken_columns = {33, 40, 70};
+  REQUIRE(weight.padded_rows() == 32);
+  REQUIRE(weight.padded_columns() == 96);
+  const auto check = [&](const std::function<uint16_t(uint64_t row)>& source_row_and_part) {
+    const std::vector<uint16_t> out = packed(bind_all(weight, sources));
+    size_t wrong = 0;
+    for (uint64_t n = 0; n < 32; ++n) {
+      for (uint64_t k = 0; k < 96; ++k) {
+        const uint16_t code = source_row_and_part(n);
+        const bool zero = code == 0xffff || k >= 40;
+        const uint16_t expected = zero ? 0 : sources[code >> 8].expected(code & 0xff, 33 + k);
+        wrong += out[packed_place(n, k, 96)] != expected;
+      }
+    }
+    CHECK(wrong == 0);
+  };
+  // The part in the upper byte, the row in the lower.
+  check([](uint64_t n) -> uint16_t {
+    if (n < 5) return static_cast<uint16_t>(7 + n);
+    if (n >= 11 && n < 21) return static_cast<uint16_t>(0x100 + 20 + n - 11);
+    return 0xffff;
+  });
+  weight.layout = Weight::Layout::interleaved;
+  weight.sources[1].taken = {20, 9, 11};
+  check([](uint64_t n) -> uint16_t {
+    const uint64_t row = n / 16 * 8 + n % 8;
+    if (n % 16 < 8) return row < 5 ? static_cast<uint16_t>(7 + row) : 0xffff;
+    return row < 9 ? static_cast<uint16_t>(0x100 + 20 + row) : 0xffff;
+  });
+
+  const std::vector<Source> biases{{9, 1, SourceDtype::bf16, 3}, {6, 1, SourceDtype::bf16, 4}};
+  Weight bias = make_weight(Weight::Layout::vector, biases, 1);
+  bias.sources[0].taken = {4, 3, 5};
+  bias.sources[1].taken = {0, 0, 2};
+  REQUIRE(bias.padded_rows() == 7);
+  std::vector<float> values(7, NAN);
+  pack_vector(bind_all(bias, biases), values.data());
+  for (uint64_t i = 0; i < 7; ++i) CHECK(values[i] == (i < 3 ? widen_bf16(biases[0].expected(4 + i, 0)) : 0.0f));
 }
 
 TEST_CASE("a weight file reads back with every tensor in its place, and reports its progress") {
