@@ -1,5 +1,6 @@
 // The mkrt tool: reads the command line, runs one command, and turns what it throws into a sentence and an exit code.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
@@ -21,7 +22,30 @@ constexpr int kFailed = 1;
 constexpr int kUsage = 2;
 constexpr int kInterrupted = 130;  // what shells report for a program that SIGINT ended
 
-void complain(const char* sentence) { std::fprintf(stderr, "mkrt: %s\n", sentence); }
+// One line whatever the sentence quotes: names of files and arguments may hold line breaks.
+void complain(std::string sentence) {
+  std::replace_if(
+      sentence.begin(), sentence.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
+  sentence.erase(sentence.find_last_not_of(' ') + 1);
+  std::fprintf(stderr, "mkrt: %s\n", sentence.c_str());
+}
+
+// What is wrong with a command line. The parser asks for what is missing before it looks at words that it does not
+// know; a person who mistyped one wants to hear of that word.
+std::string usage_failure(const CLI::App& app, const CLI::ParseError& error) {
+  const bool may_be_mistyped = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr ||
+                               dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+  const CLI::App* command = app.get_subcommands().empty() ? nullptr : app.get_subcommands().front();
+  std::vector<std::string> unknown = app.remaining();
+  const bool before_command = !unknown.empty();
+  if (unknown.empty() && command != nullptr) unknown = command->remaining(true);
+  const std::string help = command == nullptr ? "; see mkrt --help" : "; see mkrt " + command->get_name() + " --help";
+  if (!may_be_mistyped || unknown.empty()) return error.what() + help;
+  const bool is_option = unknown.front().starts_with('-');
+  const std::string word = "\"" + unknown.front() + "\"";
+  if (before_command) return "there is no " + std::string(is_option ? "option " : "command ") + word + help;
+  return command->get_name() + " does not take " + (is_option ? "the option " : "") + word + help;
+}
 
 std::string version_text() {
   const uint32_t version = mkrt_version();
@@ -178,7 +202,7 @@ int run(int argc, char** argv) {
     print(text.str());
     return 0;
   } catch (const CLI::ParseError& error) {
-    complain((std::string(error.what()) + "; see mkrt --help").c_str());
+    complain(usage_failure(app, error));
     return kUsage;
   }
   if (*compile_command) return compile(arguments.compile);

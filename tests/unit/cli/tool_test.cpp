@@ -26,7 +26,13 @@ void check_failure(const std::vector<std::string>& arguments, int exit_code, con
 
 TEST_CASE("a command line that cannot be understood ends with code 2") {
   check_failure({}, 2, "subcommand");
-  check_failure({"dance"}, 2, "");
+  check_failure({"dance"}, 2, "there is no command \"dance\"; see mkrt --help");
+  check_failure({"dance", "devices"}, 2, "there is no command \"dance\"");
+  check_failure({"dance\nfloor"}, 2, "\"dance floor\"");
+  check_failure({"--json"}, 2, "there is no option \"--json\"; see mkrt --help");
+  check_failure({"--json", "devices"}, 2, "there is no option \"--json\"; see mkrt devices --help");
+  check_failure({"generate", "p", "--promt", "a"}, 2, "mkrt: generate does not take the option \"--promt\"");
+  check_failure({"inspect", "p", "q"}, 2, "mkrt: inspect does not take \"q\"; see mkrt inspect --help");
   check_failure({"generate"}, 2, "PACKAGE");
   check_failure({"generate", "p"}, 2, "[--prompt,--prompt-ids]");
   check_failure({"generate", "p", "--prompt", "a", "--prompt-ids", "1"}, 2, "[--prompt,--prompt-ids]");
