@@ -14,6 +14,7 @@ mkrt_status mkrt_program_load(mkrt_runtime* runtime, const mkrt_program_desc* de
     require_no_extension(desc->next, "mkrt_program_desc");
     require_zero(desc->reserved, "mkrt_program_desc.reserved");
     require_pointer(desc->path, "mkrt_program_desc.path");
+    if (*desc->path == '\0') throw mkrt::base::Failure(MKRT_ERROR_FILE, "mkrt_program_desc.path is empty");
     *out_program =
         make_handle<mkrt_program>(runtime->instance, mkrt::runtime::load_program(runtime->object, desc->path));
   });

@@ -537,6 +537,9 @@ TEST_CASE("packages that are not there are MKRT_ERROR_FILE, those that are none 
   check_fails(MKRT_ERROR_FILE, call);
   desc.path = "";
   check_fails(MKRT_ERROR_FILE, call);
+  mkrt_error error = MKRT_ERROR_INIT;
+  CHECK(call(&error) == MKRT_ERROR_FILE);
+  CHECK(std::string(error.message) == "mkrt_program_desc.path is empty");
   folder.write("program.json", "{\"format\": \"something else\"}");
   desc.path = folder.path().c_str();
   check_fails(MKRT_ERROR_FORMAT, call);
