@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <numbers>
 #include <optional>
 #include <string_view>
@@ -83,6 +84,14 @@ class Fields {
       malformed(name, "a positive number");
     }
     return value->get<double>();
+  }
+
+  // The same as a float, which must hold it: a positive number may be 0 or infinite there.
+  float positive_float(const char* name, double absent) const {
+    constexpr double largest = std::numeric_limits<float>::max(), least = std::numeric_limits<float>::min();
+    const double value = positive(name, absent);
+    if (value > largest || value < least) malformed(name, "a positive number that 32 bits hold");
+    return static_cast<float>(value);
   }
 
   bool flag(const char* name, bool absent) const {
@@ -275,7 +284,7 @@ ModelDescription read_model(const std::string& folder) {
   if (model.layers > kLargestLayers) config.unsupported("num_hidden_layers", text("at most ", kLargestLayers));
   model.vocabulary = config.required_size("vocab_size");
   model.max_positions = config.required_size("max_position_embeddings");
-  model.epsilon = static_cast<float>(config.positive("rms_norm_eps", 1e-6));
+  model.epsilon = config.positive_float("rms_norm_eps", 1e-6);
   model.rope = read_rope(config);
   model.tied_embeddings = config.flag("tie_word_embeddings", false);
   model.output_bias = family.attention_bias_field && config.flag("attention_bias", false);

@@ -210,7 +210,11 @@ class Parser {
 
   bool parse_error(std::size_t position, const std::string&, const Json::exception& error) {
     std::string_view reason = error.what();
-    if (const size_t end = reason.find(": "); end != std::string_view::npos) reason.remove_prefix(end + 2);
+    // "[name of the exception] parse error at line 1, column 2: reason", or "[name of the exception] reason".
+    for (const char* before : {"] ", ": "}) {
+      const size_t end = reason.find(before);
+      if (end != std::string_view::npos) reason.remove_prefix(end + 2);
+    }
     const size_t offset = std::min(position, text_.size());
     const auto line = 1 + std::count(text_.begin(), text_.begin() + static_cast<std::ptrdiff_t>(offset), '\n');
     std::string shown = base::quoted(reason.substr(0, shown_error_bytes));

@@ -200,7 +200,8 @@ TEST_CASE("malformed fields are refused with their place and what was expected")
   malformed("vocab_size", nullptr);
   malformed("model_type", 3);
   malformed("num_key_value_heads", 4);
-  malformed("rms_norm_eps", 0);
+  // 1e300 is infinite as a float, 1e-60 zero.
+  for (const double epsilon : {0.0, -1e-5, 1e300, 1e-60}) malformed("rms_norm_eps", epsilon);
   malformed("rope_theta", "large");
   malformed("tie_word_embeddings", 1);
   malformed("rope_scaling", 3);
@@ -232,6 +233,26 @@ TEST_CASE("a folder without a config and a config that is no JSON are told apart
   CHECK(status() == MKRT_ERROR_FORMAT);
   folder.write("config.json", "[]");
   CHECK(status() == MKRT_ERROR_FORMAT);
+}
+
+TEST_CASE("an epsilon that JSON has no number for is refused by the field's name") {
+  const mkrt::test::TemporaryFolder folder;
+  for (const char* epsilon : {"NaN", "Infinity", "-Infinity", "1e999"}) {
+    CAPTURE(epsilon);
+    std::string config = llama().dump();
+    const size_t at = config.find("\"rms_norm_eps\":") + 15;
+    config.replace(at, config.find_first_of(",}", at) - at, epsilon);
+    folder.write("config.json", config);
+    std::string sentence;
+    try {
+      read_model(folder.path());
+    } catch (const mkrt::base::Failure& failure) {
+      CHECK(failure.status() == MKRT_ERROR_FORMAT);
+      sentence = failure.message();
+    }
+    CHECK(contains(sentence, "(/rms_norm_eps)"));
+    CHECK(!contains(sentence, "json.exception"));
+  }
 }
 
 TEST_CASE("rotary frequencies follow each scaling's formula") {
