@@ -213,6 +213,22 @@ TEST_CASE("linear equals W x + bias + residual for any K, N and batch") {
   }
 }
 
+// Sizes of models that exist: multiples of nothing in particular.
+constexpr size_t model_sizes[] = {172, 576, 640, 896, 2048};
+constexpr size_t vocabularies[] = {49152, 128256};
+
+TEST_CASE("linear is right at the sizes of models that exist") {
+  // Each size as columns and as rows; which go together differs from run to run.
+  const size_t shift = random_below(std::size(model_sizes));
+  for (size_t i = 0; i < std::size(model_sizes); ++i) {
+    const size_t rows = model_sizes[(i + shift) % std::size(model_sizes)];
+    check_linear(make_case(model_sizes[i], rows, 1, 32, true), i % 2 == 0, i % 2 == 1, false);
+    check_linear(make_case(model_sizes[i], 172, static_cast<uint32_t>(2 + random_below(15)), 48, i % 2 == 0), false,
+                 true, false);
+  }
+  for (const size_t rows : vocabularies) check_linear(make_case(19, rows, 1, 128, true), true, false, false);
+}
+
 TEST_CASE("linear takes every batch size with each of norm, bias and residual") {
   for (uint32_t batch = 1; batch <= 16; ++batch) {
     for (uint32_t options = 0; options < 8; ++options) {
@@ -431,41 +447,52 @@ TEST_CASE("linear_swiglu is zero for large negative gates and linear for large p
   }
 }
 
-TEST_CASE("linear_best finds each sequence's largest logit and its index") {
-  for (uint32_t batch : {1u, 2u, 16u}) {
-    const uint32_t tile_rows = 16;
-    const size_t rows = 70;
-    const uint32_t first_index = 1000;
-    Case c = make_case(64, rows, batch, tile_rows, true);
-    const std::vector<std::vector<Sum>> expected = products(c);
-    for (const auto& target : vector_targets()) {
-      CAPTURE(std::string(target.name));
-      Output out(rows, batch);
-      Tensor<float> best_value(c.tiles() * batch);
-      Tensor<int32_t> best_index(c.tiles() * batch);
-      const SliceOf best{.size = 1, .strides = {1}, .rows = batch, .row_stride = c.tiles()};
-      Record record = make_record(c, llm::opcode_linear_best, BestNames());
-      record.operand(llm::linear_best::out, out.tensor, out.slice(tile_rows))
-          .operand(llm::linear_best::best_value, best_value, best)
-          .operand(llm::linear_best::best_index, best_index, best)
-          .parameter(llm::linear_best::first_index, first_index)
-          .parameter(llm::linear_best::rank_index, 500u);  // of rank 0: nothing
-      Worker worker(target.isa);
-      REQUIRE(worker.run(record) == 0);
-      CHECK(out.margins_intact());
-      for (uint32_t s = 0; s < batch; ++s) {
-        for (uint32_t t = 0; t < c.tiles(); ++t) {
-          size_t best_row = t * tile_rows;
-          for (size_t r = best_row; r < std::min<size_t>(rows, (t + 1) * tile_rows); ++r) {
-            CHECK(std::abs(out.at(s, r) - expected[s][r].value) <= tolerance(c, expected[s][r]));
-            if (out.at(s, r) > out.at(s, best_row)) best_row = r;
-          }
-          CHECK(best_value.at(s * c.tiles() + t) == out.at(s, best_row));
-          CHECK(best_index.at(s * c.tiles() + t) == static_cast<int32_t>(first_index + best_row));
+void check_linear_best(size_t columns, size_t rows, uint32_t batch, uint32_t tile_rows) {
+  CAPTURE(columns);
+  CAPTURE(rows);
+  CAPTURE(batch);
+  const uint32_t first_index = 1000;
+  Case c = make_case(columns, rows, batch, tile_rows, true);
+  const std::vector<std::vector<Sum>> expected = products(c);
+  for (const auto& target : vector_targets()) {
+    CAPTURE(std::string(target.name));
+    Output out(rows, batch);
+    Tensor<float> best_value(c.tiles() * batch);
+    Tensor<int32_t> best_index(c.tiles() * batch);
+    const SliceOf best{.size = 1, .strides = {1}, .rows = batch, .row_stride = c.tiles()};
+    Record record = make_record(c, llm::opcode_linear_best, BestNames());
+    record.operand(llm::linear_best::out, out.tensor, out.slice(tile_rows))
+        .operand(llm::linear_best::best_value, best_value, best)
+        .operand(llm::linear_best::best_index, best_index, best)
+        .parameter(llm::linear_best::first_index, first_index)
+        .parameter(llm::linear_best::rank_index, 500u);  // of rank 0: nothing
+    Worker worker(target.isa);
+    REQUIRE(worker.run(record) == 0);
+    CHECK(out.margins_intact());
+    bool close = true, chosen = true;
+    for (uint32_t s = 0; s < batch; ++s) {
+      for (uint32_t t = 0; t < c.tiles(); ++t) {
+        size_t best_row = size_t{t} * tile_rows;
+        for (size_t r = best_row; r < std::min(rows, (size_t{t} + 1) * tile_rows); ++r) {
+          close = close && std::abs(out.at(s, r) - expected[s][r].value) <= tolerance(c, expected[s][r]);
+          if (out.at(s, r) > out.at(s, best_row)) best_row = r;
         }
+        chosen = chosen && best_value.at(s * c.tiles() + t) == out.at(s, best_row) &&
+                 best_index.at(s * c.tiles() + t) == static_cast<int32_t>(first_index + best_row);
       }
     }
+    CHECK(close);
+    CHECK(chosen);
   }
+}
+
+TEST_CASE("linear_best finds each sequence's largest logit and its index") {
+  for (uint32_t batch : {1u, 2u, 16u}) check_linear_best(64, 70, batch, 16);
+}
+
+TEST_CASE("linear_best is right at the sizes of models that exist") {
+  for (const size_t columns : model_sizes) check_linear_best(columns, 1 + random_below(200), 3, 64);
+  for (const size_t rows : vocabularies) check_linear_best(21, rows, 1, 128);
 }
 
 // Best of one tile whose logits are `logits`.

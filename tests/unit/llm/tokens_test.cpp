@@ -59,13 +59,25 @@ struct Embedding {
 };
 
 TEST_CASE("embed takes the row of each sequence's token") {
-  for (size_t columns : {1, 31, 32, 33, 172, 576}) {
+  for (size_t columns : {1, 31, 32, 33, 172, 576, 640, 896, 2048}) {
     Embedding e(101, columns, {{3, 100, 7}, {0, 8, 99}, {55, 56, 57}});
     for (size_t s = 0; s < 3; ++s) e.position.set(s, static_cast<int32_t>(s));
     REQUIRE(e.run() == 0);
     const size_t rows[3] = {3, 8, 57};
     for (size_t s = 0; s < 3; ++s) {
       for (size_t k = 0; k < columns; ++k) CHECK(e.out.at(s * columns + k) == e.matrix.at(rows[s], k));
+    }
+  }
+}
+
+TEST_CASE("embed finds the first, the last and any other token of a large vocabulary") {
+  for (const int32_t vocabulary : {49152, 128256}) {
+    const auto any = static_cast<int32_t>(random_below(static_cast<uint64_t>(vocabulary)));
+    Embedding e(static_cast<size_t>(vocabulary), 13, {{0}, {vocabulary - 1}, {any}});
+    REQUIRE(e.run() == 0);
+    for (size_t s = 0; s < 3; ++s) {
+      const auto row = static_cast<size_t>(e.tokens.at(s));
+      for (size_t k = 0; k < 13; ++k) CHECK(e.out.at(s * 13 + k) == e.matrix.at(row, k));
     }
   }
 }
