@@ -62,6 +62,7 @@ class TileRunner {
   bool step_admitted_ = false;
   const mkrt_record* record_;
   uint64_t tile_in_record_ = 0;
+  uint64_t number_ = 0;  // of the tile, as Turn::Place has it
   mkrt_host_tile tile_{};
 };
 
@@ -85,7 +86,7 @@ TileRunner::TileRunner(Turn& turn, uint32_t rank, uint32_t worker) noexcept
 void TileRunner::run() noexcept {
   for (uint64_t number = take(); number < end_ && seek(number); number = take()) {
     // Relaxed: it may be seen a tile late, and nothing is read on its account.
-    if (turn_.stop.load(std::memory_order_relaxed) != 0) return;
+    if (number_ >= turn_.end.load(std::memory_order_relaxed)) return;
     if (!run_tile()) return;
   }
 }
@@ -116,6 +117,7 @@ bool TileRunner::seek(uint64_t number) noexcept {
   const uint64_t tile = number - step_begin_;
   while (tile - record_->first_tile >= record_->tile_count) ++record_;
   tile_in_record_ = tile - record_->first_tile;
+  number_ = step_ << 32 | tile;  // a step has fewer than 2^32 tiles
   return true;
 }
 
@@ -128,9 +130,9 @@ bool TileRunner::run_tile() noexcept {
   }
   const uint32_t fault = turn_.tables->isa->instructions[record_->opcode](&tile_);
   if (fault != 0) {
-    if (turn_.claim_failure()) {
-      device::fill_fault(turn_.tables->program->isa, *turn_.entry->definition, place(), fault, &turn_.failure);
-    }
+    turn_.fail({number_, tile_.rank}, 0, [&](mkrt_error& failure) {
+      device::fill_fault(turn_.tables->program->isa, *turn_.entry->definition, place(), fault, &failure);
+    });
     return false;
   }
   for (uint32_t i = 0; i < record_->signal_count; ++i) signal(record_->signal[i]);
@@ -161,27 +163,29 @@ bool TileRunner::wait_for(const mkrt_wait& wait) noexcept {
   return true;
 }
 
+// Where a later tile's deadline has passed, this one goes on waiting until its own does: it may be what the other waits
+// for, and then it is the one to report.
 bool TileRunner::wait_longer(uint64_t counter, uint32_t wanted) noexcept {
   uint64_t waited = 0;
   Spinner spinner(turn_.yield_interval_ns);
   while (waited < turn_.wait_limit_ns) {
     const uint64_t last_look = spinner.now();
-    bool stopped = false;
+    bool ended = false;
     const bool over = spinner.look([&] {
       // Acquire: as in wait_for.
       if (reached(counter_at(table_, counter).load(std::memory_order_acquire), wanted)) return true;
-      stopped = turn_.stop.load(std::memory_order_relaxed) != 0;
-      return stopped;
+      ended = number_ >= turn_.end.load(std::memory_order_relaxed);
+      return ended;
     });
-    if (over) return !stopped;
+    if (over) return !ended;
     waited += std::min(spinner.now() - last_look, longest_gap_ns);
   }
   const uint32_t seen = counter_at(table_, counter).load(std::memory_order_acquire);
   if (reached(seen, wanted)) return true;
-  if (turn_.claim_failure()) {
+  turn_.fail({number_, tile_.rank}, number_ + 1, [&](mkrt_error& failure) {
     const device::MissedCounter missed{static_cast<uint32_t>(counter), seen, wanted, waited};
-    device::fill_deadline(*turn_.entry->definition, place(), missed, &turn_.failure);
-  }
+    device::fill_deadline(*turn_.entry->definition, place(), missed, &failure);
+  });
   return false;
 }
 

@@ -128,7 +128,7 @@ bool Scheduler::start_turn() noexcept {
   turn_.execute_serial = execute.serial;
   turn_.start_ns = now_ns();
   // Relaxed, all of them: opening the doors publishes them.
-  turn_.stop.store(0, std::memory_order_relaxed);
+  turn_.end.store(Turn::no_end, std::memory_order_relaxed);
   turn_.contended.store(first_ready_ != nullptr, std::memory_order_relaxed);
   turn_.gate.reset();
   turn_.ranks_running.store(rank_count(), std::memory_order_relaxed);
@@ -151,7 +151,7 @@ void Scheduler::finish_turn() noexcept {
     const std::lock_guard lock(mutex_);
     Stream& stream = *running_;
     running_ = nullptr;
-    if (turn_.stop.load(std::memory_order_relaxed) != 0) {
+    if (turn_.failed()) {
       fail(stream, turn_.failure);
     } else {
       const uint64_t value = stream.reached.load(std::memory_order_relaxed) + 1;
@@ -281,7 +281,7 @@ void Scheduler::cancel(Stream& stream) noexcept {
   error.struct_size = sizeof(error);
   base::report(&error, MKRT_ERROR_CANCELLED, "the execute was cancelled");
   if (running_ == &stream) {
-    if (turn_.claim_failure()) turn_.failure = error;  // the last worker to leave finds it
+    turn_.fail({}, 0, [&](mkrt_error& failure) { failure = error; });  // the last worker to leave finds it
   } else {
     unset_ready(stream);
     fail(stream, error);

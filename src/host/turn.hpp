@@ -1,10 +1,12 @@
 // What the workers of all ranks share while they run steps of one execute.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "host/door.hpp"
@@ -64,16 +66,40 @@ struct Turn {
   uint64_t yield_interval_ns = 0;  // of waits for counters; see Spinner
   std::unique_ptr<Rank[]> ranks;
 
-  // Shared. `stop` and `contended` are looked at for every tile and hardly ever written.
-  alignas(separation) std::atomic<uint32_t> stop{0};  // not 0: all workers leave
-  std::atomic<bool> contended{false};                 // another session waits for its turn
+  // Where a tile stands in the queues: the step in the upper half, the tile's number in the step in the lower.
+  struct Place {
+    uint64_t number = 0;
+    uint32_t rank = 0;
+    bool operator<(const Place& other) const noexcept {
+      return number != other.number ? number < other.number : rank < other.rank;
+    }
+  };
+  static constexpr uint64_t no_end = UINT64_MAX;
+
+  // Shared. `end` and `contended` are looked at for every tile and hardly ever written.
+  // Tiles from this number on are not run any more: `no_end`, until the turn fails. It only falls.
+  alignas(separation) std::atomic<uint64_t> end{no_end};
+  std::atomic<bool> contended{false};  // another session waits for its turn
   StepGate gate;
   alignas(separation) std::atomic<uint32_t> ranks_running{0};
-  mkrt_error failure{};  // of who set `stop`; read when all have left
+  // Why the turn fails, and the tile that says so. Guarded by the mutex, and constant when the last worker has left.
+  std::mutex failure_mutex;
+  mkrt_error failure{};
+  Place failure_place;
 
-  // The first to call this says why the turn fails: true for it alone, and it fills `failure`. No order is needed here:
-  // who reads `failure` comes after the last worker has left, or holds the scheduler's mutex.
-  bool claim_failure() noexcept { return stop.exchange(1, std::memory_order_relaxed) == 0; }
+  bool failed() const noexcept { return end.load(std::memory_order_relaxed) != no_end; }
+
+  // Makes the turn fail: tiles from `new_end` on are not run. Of several reports that of the earliest tile stays, as
+  // that is what the others wait for. `fill` gets the error to fill.
+  template <class Fill>
+  void fail(Place place, uint64_t new_end, const Fill& fill) noexcept {
+    const std::lock_guard lock(failure_mutex);
+    const uint64_t old_end = end.load(std::memory_order_relaxed);
+    if (old_end != no_end && !(place < failure_place)) return;
+    failure_place = place;
+    fill(failure);
+    end.store(std::min(old_end, new_end), std::memory_order_relaxed);  // nobody reads `failure` on its account
+  }
 };
 
 // Runs tiles of `rank` as its worker number `worker` until there are none left or the turn stops.
