@@ -149,11 +149,23 @@ Decoder::Decoder(const std::string& package, const RunOptions& options, Interrup
 }
 
 std::string Decoder::device_text() const {
-  const DeviceInfo device = mesh_.device_info();
-  std::string text =
-      device.name + ", " + device_option(device) + ", " + std::to_string(device.worker_count) + " workers";
-  if (mesh_.rank_count() > 1) text += " on each of " + std::to_string(mesh_.rank_count()) + " ranks";
+  const std::string text = mesh_.device_info().name + ", " + worker_text();
   return warnings_.empty() ? text : text + " (" + warnings_ + ")";
+}
+
+std::string Decoder::short_device_text() const {
+  if (warnings_.empty()) return worker_text();
+  if (mesh_.device_info().kind != MKRT_DEVICE_HOST) return worker_text() + " (" + warnings_ + ")";
+  // Who has a GPU asks why; who has none need not read the answer each time.
+  return worker_text() + "; --device cuda says why not on a GPU";
+}
+
+std::string Decoder::worker_text() const {
+  const DeviceInfo device = mesh_.device_info();
+  std::string text = device_option(device) + ", " + std::to_string(device.worker_count) +
+                     (device.worker_count == 1 ? " worker" : " workers");
+  if (mesh_.rank_count() > 1) text += " on each of " + std::to_string(mesh_.rank_count()) + " ranks";
+  return text;
 }
 
 void Decoder::write(uint32_t tensor, std::span<const int32_t> values, uint64_t offset) {

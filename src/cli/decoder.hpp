@@ -47,6 +47,8 @@ class Decoder {
   const Mesh& mesh() const { return mesh_; }
   // What it runs on, such as "NVIDIA H200, cuda:0, 132 workers", and why where a default did not become a GPU.
   std::string device_text() const;
+  // The same in a few words, such as "cuda:0, 132 workers".
+  std::string short_device_text() const;
   uint32_t batch() const { return batch_; }
   uint32_t context() const { return context_; }  // places of a token list
   uint32_t vocabulary() const { return vocabulary_; }
@@ -77,6 +79,7 @@ class Decoder {
   // Keeps the library's warnings; called while the constructor runs.
   static void keep_warning(void* decoder, uint32_t level, const char* message);
   Executable load(const RunOptions& options);
+  std::string worker_text() const;
 
   Interrupt& interrupt_;
   std::string warnings_;

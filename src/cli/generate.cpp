@@ -157,7 +157,7 @@ int generate(const GenerateOptions& options) {
   const auto prompt_size = static_cast<uint32_t>(prompt.size());
   const uint32_t most = std::min(options.max_tokens, decoder.context() - prompt_size);
 
-  if (!options.json) tell("running on " + decoder.device_text());
+  if (!options.json) tell("running on " + decoder.short_device_text());
 
   Report report;
   Text text(tokenizer, !options.json);
