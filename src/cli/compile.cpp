@@ -1,11 +1,15 @@
 #include "compile/compile.hpp"
 
+#include <filesystem>
+
+#include "base/path.hpp"
 #include "cli/commands.hpp"
 #include "cli/error.hpp"
 #include "cli/format.hpp"
 #include "cli/images.hpp"
 #include "cli/output.hpp"
 #include "cli/progress.hpp"
+#include "cli/tokenizer.hpp"
 
 namespace mkrt::cli {
 namespace {
@@ -26,6 +30,19 @@ std::string describe(const std::vector<compile::ImageFile>& images) {
   return text;
 }
 
+// Why text prompts will not work with a package of this model, or nothing. Packages without text are of use, with
+// --prompt-ids and for hosts that have a tokenizer of their own, so this is no reason to refuse the model.
+std::string find_tokenizer_problem(const std::string& model) {
+  const std::string path = model + "/tokenizer.json";
+  if (!std::filesystem::exists(base::system_path(path))) return path + " does not exist";
+  try {
+    Tokenizer::read(path);
+    return {};
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
 }  // namespace
 
 int compile(const CompileOptions& options) {
@@ -40,6 +57,8 @@ int compile(const CompileOptions& options) {
                              progress.update(done, total);
                            });
   }
+  const std::string problem = find_tokenizer_problem(options.model);
+  if (!problem.empty()) tell(problem + "; generate takes --prompt-ids or --tokenizer for this package, no --prompt");
   print("wrote " + options.package + ": " + format_bytes(weight_bytes) + " of weights, " + describe(images) + "\n");
   return 0;
 }

@@ -75,16 +75,24 @@ struct Report {
   double seconds = 0;  // that the new tokens took
 };
 
+// The tokenizer that the user names, or the package's. Where the prompt comes as token numbers, nobody needs one: then
+// a package's tokenizer that mkrt cannot read is said and left out.
 std::optional<Tokenizer> find_tokenizer(const GenerateOptions& options) {
   if (!options.tokenizer.empty()) return Tokenizer::read(options.tokenizer);
   std::filesystem::path folder = options.package;
   if (!std::filesystem::is_directory(folder)) folder = folder.parent_path();
   const std::string path = (folder / "tokenizer.json").string();
-  if (std::filesystem::exists(path)) return Tokenizer::read(path);
-  if (options.prompt) {
+  if (!std::filesystem::exists(path)) {
+    if (!options.prompt) return std::nullopt;
     throw Error(path + " does not exist: say --tokenizer FILE, or give the prompt's tokens with --prompt-ids");
   }
-  return std::nullopt;
+  try {
+    return Tokenizer::read(path);
+  } catch (const Error& error) {
+    if (options.prompt) throw;
+    tell(std::string(error.what()) + "; tokens stay numbers");
+    return std::nullopt;
+  }
 }
 
 // Steps over all of the prompt but its last token, whose step makes the first new one.

@@ -1,5 +1,7 @@
 // Reads tokenizer.json. Every field that changes what a text becomes is either understood here or refused by name.
+#include <algorithm>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
@@ -26,6 +28,13 @@ constexpr int64_t kMaxToken = (1 << 23) - 1;
 // Longest JSON pointer of an array: sequences may contain sequences, and reading them must not exhaust the stack.
 constexpr size_t kMaxPointer = 1000;
 
+// A member's name as a JSON pointer (RFC 6901) writes it.
+std::string pointer_key(const std::string& key) {
+  std::string out;
+  for (const char c : key) out += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);
+  return out;
+}
+
 // A place in the file: its name for sentences, and the value there.
 struct Node {
   const json* value;
@@ -41,7 +50,7 @@ struct Node {
     static const json kNull;
     if (!value->is_object()) refuse("must be an object");
     const auto found = value->find(key);
-    return {found == value->end() ? &kNull : &*found, pointer + "/" + key, path};
+    return {found == value->end() ? &kNull : &*found, pointer + "/" + pointer_key(key), path};
   }
   std::vector<Node> items() const {
     if (!value->is_array()) refuse("must be an array");
@@ -149,7 +158,7 @@ void read_model(const Node& model, TokenizerDefinition& out) {
   std::unordered_set<int32_t> taken;
   taken.reserve(vocabulary.value->size());
   for (const auto& [token, value] : vocabulary.value->items()) {
-    const Node entry{&value, vocabulary.pointer + "/" + token, vocabulary.path};
+    const Node entry{&value, vocabulary.pointer + "/" + pointer_key(token), vocabulary.path};
     const int32_t id = entry.token();
     if (token.empty()) entry.refuse("must have a name");
     if (!taken.insert(id).second) entry.refuse("is the number of two tokens");
@@ -272,15 +281,78 @@ std::string read_file(const std::string& path) {
   return std::move(content).str();
 }
 
+// Follows the parser through a text that is no JSON, up to where it stops: the JSON pointer of that place.
+class Pointer {
+ public:
+  bool operator()(int, json::parse_event_t event, json& value) {
+    switch (event) {
+      case json::parse_event_t::object_start: open_.push_back({true, {}, 0}); break;
+      case json::parse_event_t::array_start: open_.push_back({false, {}, 0}); break;
+      case json::parse_event_t::key: open_.back().key = value.get<std::string>(); break;
+      case json::parse_event_t::value: next(); break;
+      default: open_.pop_back(); next();
+    }
+    return true;
+  }
+
+  // Of depths that no tokenizer has only the beginning.
+  std::string text() const {
+    std::string out;
+    for (const Level& level : open_) {
+      if (out.size() > kMaxPointer) return out + "...";
+      if (!level.is_object || !level.key.empty()) {
+        out += "/" + (level.is_object ? pointer_key(level.key) : std::to_string(level.index));
+      }
+    }
+    return out;
+  }
+
+ private:
+  struct Level {
+    bool is_object;
+    std::string key;  // of the member that is being read; empty between members
+    size_t index;
+  };
+
+  void next() {
+    if (open_.empty()) return;
+    open_.back().key.clear();
+    ++open_.back().index;
+  }
+
+  std::vector<Level> open_;
+};
+
+// `offset`: the byte behind the last one that the parser took; 0 where that is not known.
+[[noreturn]] void refuse_as_no_json(const std::string& path, const std::string& content, size_t offset) {
+  Pointer pointer;
+  try {
+    [[maybe_unused]] const json nothing = json::parse(content, std::ref(pointer));
+  } catch (const json::exception&) {
+    // Here again, and now with the way that led here.
+  }
+  std::string why = " is not JSON";
+  if (offset > content.size()) why += ": the file ends too early";
+  const auto place = content.begin() + static_cast<std::ptrdiff_t>(std::min(offset, content.size()));
+  if (offset > 0) why += " (line " + std::to_string(1 + std::count(content.begin(), place, '\n')) + ")";
+  Node{nullptr, pointer.text(), &path}.refuse(why.substr(1));
+}
+
+json parse_file(const std::string& path) {
+  const std::string content = read_file(path);
+  try {
+    return json::parse(content);
+  } catch (const json::parse_error& error) {
+    refuse_as_no_json(path, content, error.byte);
+  } catch (const json::exception&) {  // a number that no computer holds
+    refuse_as_no_json(path, content, 0);
+  }
+}
+
 }  // namespace
 
 TokenizerDefinition read_tokenizer_file(const std::string& path) {
-  json document;
-  try {
-    document = json::parse(read_file(path));
-  } catch (const json::exception& error) {
-    throw Error(path + " is not JSON: " + error.what());
-  }
+  const json document = parse_file(path);
   const Node root{&document, "", &path};
   TokenizerDefinition out;
   read_model(root["model"], out);

@@ -165,8 +165,13 @@ TEST_CASE("a malformed tokenizer file is refused with the place that is wrong") 
   CHECK_THROWS_AS(Tokenizer::read("/nowhere/tokenizer.json"), Error);
   CHECK_THROWS_AS(Tokenizer::read(kData), Error);
   CHECK(contains(refusal(""), " cannot be read or is empty"));
-  CHECK(contains(refusal("{"), " is not JSON"));
-  CHECK(contains(refusal("\"\xFF\""), " is not JSON"));
+  CHECK(refusal("{") == ": the file is not JSON: the file ends too early (line 1)");
+  CHECK(refusal("\"\xFF\"") == ": the file is not JSON (line 1)");
+  CHECK(refusal("not JSON\n") == ": the file is not JSON (line 1)");
+  CHECK(refusal("{\"model\": {\n\"vocab\": {\"a/b\": 1,\n \"c~\": ]") == ": /model/vocab/c~0 is not JSON (line 3)");
+  CHECK(refusal("{\"model\": [[1, 2], [3,\n") == ": /model/1/1 is not JSON: the file ends too early (line 2)");
+  CHECK(refusal("{\"a\": 1, \"b\": 1e999}") == ": /b is not JSON");
+  CHECK(contains(refusal(std::string(100'000, '[')), "/0/0/0... is not JSON: the file ends too early"));
   CHECK(contains(refusal("[]"), ": the file must be an object"));
   CHECK(contains(refusal("{}"), ": /model must be an object"));
   const json good = read_json(tokenizer_path("gpt2"));

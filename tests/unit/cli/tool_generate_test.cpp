@@ -171,6 +171,40 @@ TEST_CASE("token numbers need no tokenizer") {
   CHECK(with_text.errors.find("tokenizer.json does not exist") != std::string::npos);
 }
 
+TEST_CASE("a tokenizer that cannot be read is said when the model is compiled, and text prompts alone need it") {
+  const TemporaryFolder folder;
+  const std::string model = folder.path() + "/model", package = folder.path() + "/package";
+  const std::string tokenizer = model + "/tokenizer.json";
+  std::filesystem::copy(MKRT_TEST_DATA "/novelist", model);
+  std::filesystem::permissions(tokenizer, std::filesystem::perms::owner_all);
+  json unsupported = json::parse(std::ifstream(tokenizer));
+  unsupported["model"]["byte_fallback"] = true;
+  const std::pair<std::string, std::string> cases[] = {
+      {"{\"model\": {\n", ": /model is not JSON: the file ends too early (line 2)"},
+      {unsupported.dump(), ": /model/byte_fallback is true, which mkrt does not support"},
+      {"", " cannot be read or is empty"}};
+  for (const auto& [content, why] : cases) {
+    CAPTURE(why);
+    std::ofstream(tokenizer, std::ios::trunc) << content;
+    const Outcome compiled = run_tool({"compile", model, "-o", package});
+    CHECK(compiled.exit_code == 0);
+    CHECK(compiled.errors ==
+          "mkrt: " + tokenizer + why + "; generate takes --prompt-ids or --tokenizer for this package, no --prompt\n");
+    const Outcome with_text = run_tool({"generate", package, "--prompt", "a"});
+    CHECK(with_text.exit_code == 1);
+    CHECK(with_text.output.empty());
+    CHECK(with_text.errors == "mkrt: " + package + "/tokenizer.json" + why + "\n");
+    const Outcome with_ids = run_tool({"generate", package, "--prompt-ids", "5", "--max-tokens", "2", "--json"});
+    CHECK(with_ids.exit_code == 0);
+    CHECK(with_ids.errors == "mkrt: " + package + "/tokenizer.json" + why + "; tokens stay numbers\n");
+    CHECK(json::parse(with_ids.output)["text"].is_null());
+  }
+  std::filesystem::remove(tokenizer);
+  const Outcome without = run_tool({"compile", model, "-o", package});
+  CHECK(without.exit_code == 0);
+  CHECK(without.errors.find("tokenizer.json does not exist; generate takes --prompt-ids") != std::string::npos);
+}
+
 TEST_CASE("a run says which device it took, and where it was not the one that a user may expect, why") {
   const json on_host = generate_json({"--prompt", "x", "--max-tokens", "1"});
   CHECK(on_host["device"].get<std::string>().find(", host, ") != std::string::npos);
