@@ -19,8 +19,8 @@ namespace mkrt::llm {
 
 constexpr uint32_t consumer_threads = machine::consumer_warps * 32;
 
-__device__ inline uint32_t consumer_warp() { return threadIdx.x / 32; }
-__device__ inline uint32_t consumer_thread() { return threadIdx.x; }
+__device__ inline uint32_t consumer_warp() { return ptx::thread_number() / 32; }
+__device__ inline uint32_t consumer_thread() { return ptx::thread_number(); }
 static_assert(machine::fetch_warp == machine::consumer_warps, "consumers are the first warps of a block");
 
 // All consumer warps have come here, and see each other's shared memory. False when the block is leaving.
@@ -28,10 +28,8 @@ __device__ inline bool synchronize_consumers() {
   uint32_t& count = shared().synchronizations[consumer_warp()];
   const uint32_t parity = count & 1;
   __syncwarp();
-  if (ptx::lane_number() == 0) {
-    ++count;
-    ptx::barrier_arrive(&shared().consumer_barrier);
-  }
+  if (ptx::lane_number() == 0) ++count;
+  if (ptx::arrives()) ptx::barrier_arrive(&shared().consumer_barrier);
   return machine::wait_warp(&shared().consumer_barrier, parity);
 }
 

@@ -52,6 +52,9 @@ static_assert(isa::linear::tile_rows == isa::linear_swiglu::tile_rows &&
               isa::linear::tile_rows == isa::linear_best::tile_rows);
 static_assert(isa::linear::epsilon == isa::linear_swiglu::epsilon && isa::linear::epsilon == isa::linear_best::epsilon);
 
+// What is added to products.
+enum Adds : uint32_t { adds_bias = 1, adds_residual = 2 };
+
 // The shape of a tile and of its units, which the fetch warp prepares.
 struct alignas(16) LinearShape {
   uint32_t columns;
@@ -64,7 +67,7 @@ struct alignas(16) LinearShape {
   uint32_t row_units;
   uint32_t pages;        // of the whole tile
   uint32_t norm;         // 1: with a norm
-  uint32_t adds;         // 1: with a bias or a residual
+  uint32_t adds;         // adds_bias, adds_residual
   uint32_t same_inputs;  // 1: starts with the activations that the tile before it left in the buffer
   LinearPlaces places;
 };
@@ -95,8 +98,11 @@ __device__ inline void prepare_linear(uint32_t place, InputOwner& owner) {
   shape.batch = tile.record.parameter[isa::linear::batch];
   shape.row_blocks = tile.record.parameter[isa::linear::tile_rows] / block_rows;
   shape.norm = machine::operand_present(tile, shape.places.norm);
-  shape.adds = tile.record.opcode == isa::opcode_linear && (machine::operand_present(tile, isa::linear::bias) ||
-                                                            machine::operand_present(tile, isa::linear::residual));
+  shape.adds = 0;
+  if (tile.record.opcode == isa::opcode_linear) {
+    if (machine::operand_present(tile, isa::linear::bias)) shape.adds |= adds_bias;
+    if (machine::operand_present(tile, isa::linear::residual)) shape.adds |= adds_residual;
+  }
   // One more row for the norm's weights, which are brought in with the activations.
   const uint32_t rows = shape.batch + shape.norm;
   const uint32_t padded = shape.column_blocks * block_columns;
@@ -379,32 +385,39 @@ __device__ inline uint32_t partial_place(uint32_t warp, uint32_t row_block, uint
 static_assert(machine::consumer_warps * unit_row_blocks * machine::maximum_batch * block_rows * 4 <=
               machine::partial_bytes);
 
-// What the store warp adds to the product: bias and residual of one row block. Loaded while the product is computed,
-// and not looked at before.
-struct Addend {
-  float bias[2] = {0, 0};                   // of rows 2q and 2q + 1
-  float residual[2][2] = {{0, 0}, {0, 0}};  // [sequence g or g + 8][row 2q or 2q + 1]
-};
-__device__ inline void load_addend(const TileSlot& tile, const LinearShape& shape, uint32_t row_block, Addend& addend) {
-  const uint32_t lane = ptx::lane_number();
-  const uint32_t row = row_block * block_rows + lane % 4 * 2;
-  const uint32_t rows = machine::operand_size<float>(tile, isa::linear::out);
-  if (machine::operand_present(tile, isa::linear::bias)) {
-    const auto* bias = machine::operand<const float>(tile, isa::linear::bias) + row;
-    if (row < rows) addend.bias[0] = bias[0];
-    if (row + 1 < rows) addend.bias[1] = bias[1];
-  }
-  if (!machine::operand_present(tile, isa::linear::residual)) return;
-  const uint64_t stride = machine::row_stride<float>(tile, isa::linear::residual);
-#pragma unroll
-  for (uint32_t h = 0; h < 2; ++h) {
-    const uint32_t sequence = lane / 4 + 8 * h;
-    if (sequence >= shape.batch) continue;
-    const auto* residual = machine::operand<const float>(tile, isa::linear::residual) + sequence * stride + row;
-    if (row < rows) addend.residual[h][0] = residual[0];
-    if (row + 1 < rows) addend.residual[h][1] = residual[1];
+// Starts to copy 4 rows of an f32 operand from `row` on, for which `size` elements are there; zeros beyond.
+__device__ inline void bring_quarter(float* to, const float* from, uint32_t row, uint32_t size) {
+  const uint32_t there = row < size ? min(size - row, 4u) : 0;
+  // Where nothing is there the address is not followed, but stays inside the operand.
+  const float* source = from + (there != 0 ? row : 0);
+  if (reinterpret_cast<uint64_t>(source) % 16 == 0) {
+    ptx::async_copy_16(to, source, there * 4);
+  } else {
+#pragma unroll 1
+    for (uint32_t i = 0; i < 4; ++i) ptx::async_copy_4(to + i, source + (i < there ? i : 0), i < there ? 4 : 0);
   }
 }
+
+// Starts to bring what the store warp adds to the products of this warp's row block: bias and residual, straight into
+// shared memory. Loads into registers made the consumers wait where those were spilled, 0.7 us a tile (PERFORMANCE.md).
+// A lane takes half a row block of a sequence.
+__device__ inline void bring_addends(const TileSlot& tile, const LinearShape& shape, uint32_t number, uint32_t row_unit,
+                                     uint32_t warp) {
+  const uint32_t sequence = ptx::lane_number() / 2;
+  const uint32_t quarter = ptx::lane_number() % 2 * 4;
+  const uint32_t row = (row_unit * unit_row_blocks + warp) * block_rows + quarter;
+  if ((shape.adds & adds_residual) != 0 && sequence < shape.batch) {
+    const auto* residual = machine::operand<const float>(tile, isa::linear::residual) +
+                           sequence * machine::row_stride<float>(tile, isa::linear::residual);
+    bring_quarter(&shared().residual[number][warp][sequence][quarter], residual, row,
+                  machine::operand_size<float>(tile, isa::linear::residual));
+  }
+  if ((shape.adds & adds_bias) != 0 && sequence == 0) {
+    bring_quarter(&shared().bias[number][warp][quarter], machine::operand<const float>(tile, isa::linear::bias), row,
+                  machine::operand_size<float>(tile, isa::linear::bias));
+  }
+}
+static_assert(machine::maximum_batch * 2 <= 32, "a lane for each half of a sequence's row block");
 
 struct ConsumerState {
   uint32_t warp;
@@ -522,8 +535,7 @@ __device__ bool consume_chunk(const LinearShape& shape, ConsumerState& state, co
 // Leaves a unit's sums in a partial buffer for the store warps.
 template <uint32_t halves>
 __device__ void leave_sums(const LinearShape& shape, const ConsumerState& state,
-                           const BlockSums (&sums)[halves][unit_row_blocks], uint32_t row_blocks,
-                           const Addend& addend) {
+                           const BlockSums (&sums)[halves][unit_row_blocks], uint32_t row_blocks) {
   const uint32_t number = state.partials & 1;
   auto* partial = reinterpret_cast<float*>(shared().partial[number]);
   const uint32_t lane = ptx::lane_number();
@@ -538,21 +550,13 @@ __device__ void leave_sums(const LinearShape& shape, const ConsumerState& state,
           make_float2(sums[h][r].get(0), sums[h][r].get(1));
     }
   }
-  if (state.warp < row_blocks) {
-    float(*to)[block_rows] = shared().addend[number][state.warp];
-#pragma unroll
-    for (uint32_t h = 0; h < 2; ++h) {
-      *reinterpret_cast<float2*>(&to[sequence + 8 * h][row]) =
-          make_float2(addend.bias[0] + addend.residual[h][0], addend.bias[1] + addend.residual[h][1]);
-    }
-  }
   if (lane < machine::maximum_batch) shared().sum_of_squares[number][state.warp][lane] = state.squares;
+  ptx::async_copies_wait();
 }
 
 template <uint32_t halves>
 __device__ bool consume_linear(const TileSlot& tile, const LinearShape& shape, ConsumerState& state) {
   BlockSums sums[halves][unit_row_blocks];
-  Addend addend;
   return for_each_unit(shape, [&](uint32_t row_unit, uint32_t column_unit, bool fresh) {
     const uint32_t row_blocks = min(unit_row_blocks, shape.row_blocks - row_unit * unit_row_blocks);
     if (fresh) {
@@ -565,9 +569,10 @@ __device__ bool consume_linear(const TileSlot& tile, const LinearShape& shape, C
 #pragma unroll
         for (BlockSums& row : half) row = BlockSums{};
       }
-      addend = Addend{};
-      if (shape.adds != 0 && state.warp < row_blocks)
-        load_addend(tile, shape, row_unit * unit_row_blocks + state.warp, addend);
+      if (!begin_partial(state)) return false;
+      if (shape.adds != 0 && state.warp < row_blocks) {
+        bring_addends(tile, shape, state.partials & 1, row_unit, state.warp);
+      }
     }
     unsigned char* buffer = machine::activation_buffer(state.inputs.buffer());
     if (fresh) {
@@ -585,8 +590,7 @@ __device__ bool consume_linear(const TileSlot& tile, const LinearShape& shape, C
     }
     if (column_unit + 1 != shape.column_units) return true;
     if (state.warp == 0) machine::trace(state.sequence, MKRT_TRACE_CONSUMED);
-    if (!begin_partial(state)) return false;
-    leave_sums<halves>(shape, state, sums, row_blocks, addend);
+    leave_sums<halves>(shape, state, sums, row_blocks);
     end_partial(state);
     return true;
   });
@@ -597,8 +601,8 @@ __device__ bool consume_linear(const TileSlot& tile, const LinearShape& shape, C
 // Element (sequence, row) of a unit's product, scaled by the norm.
 struct UnitProduct {
   const float* partial;
-  const float (*addend)[machine::maximum_batch][block_rows];
-  uint32_t sequences;  // of the partial buffer: 8 or 16
+  uint32_t number;     // of the partial buffer
+  uint32_t sequences;  // of it: 8 or 16
   float scale;         // lane b: sequence b's
 
   __device__ float sum(uint32_t row, uint32_t sequence) const {
@@ -646,8 +650,11 @@ __device__ inline void store_linear(uint32_t place, const StorePlan& plan, const
     const uint32_t row = i % unit_rows;
     const float scale = __shfl_sync(ptx::full_mask, product.scale, sequence & 15);
     if (sequence >= shape.batch || first_row + row >= plan.size) continue;
-    const float value =
-        product.sum(row, sequence) * scale + product.addend[row / block_rows][sequence][row % block_rows];
+    const uint32_t block = row / block_rows;
+    float value = product.sum(row, sequence) * scale;
+    if ((shape.adds & adds_bias) != 0) value += shared().bias[product.number][block][row % block_rows];
+    if ((shape.adds & adds_residual) != 0)
+      value += shared().residual[product.number][block][sequence][row % block_rows];
     machine::store(place, isa::linear::out, plan.out + sequence * plan.stride + first_row + row, value);
   }
 }

@@ -60,7 +60,9 @@ struct Shared {
   TileSlot slot[tile_slots];
   alignas(16) unsigned char partial[2][partial_bytes];
   float sum_of_squares[2][consumer_warps][maximum_batch];
-  alignas(16) float addend[2][4][maximum_batch][8];
+  // Of the same units: what is added to the products of 4 row blocks of 8 rows.
+  alignas(16) float residual[2][4][maximum_batch][8];
+  alignas(16) float bias[2][4][8];
   // The launch's parameters: where they arrive, in constant memory, the compiler reaches them through the L1 cache once
   // a pointer to them is passed on, and every acquire empties that cache (PERFORMANCE.md).
   mkrt_launch launch;
@@ -569,19 +571,23 @@ __device__ inline void tile_begun(uint32_t place) {
 
 // The walk of every other role over the same tiles.
 struct Walk {
-  Ring<tile_slots> ring;
-  uint32_t sequence = 0;  // of the tile, in this block
+  uint32_t sequence = 0;  // of the tile, in this block; the only number that is kept
 
-  // Waits for the next tile, which lies in slot `ring.place`; false at the end or when the block is leaving.
-  __device__ bool next() {
-    return wait_warp(&shared().slot_full[ring.place], ring.phase) && slot(ring.place).last == 0;
-  }
+  __device__ uint32_t place() const { return sequence % tile_slots; }
+  __device__ uint32_t phase() const { return sequence / tile_slots & 1; }
+  // Waits for the next tile, which lies in slot place(); false at the end or when the block is leaving.
+  __device__ bool next() { return wait_warp(&shared().slot_full[place()], phase()) && slot(place()).last == 0; }
   // Done with the tile: the slot may be filled again once every role said so.
   __device__ void release() {
     __syncwarp();
-    if (ptx::arrives()) ptx::barrier_arrive(&shared().slot_free[ring.place]);
-    ring.advance();
+    if (ptx::arrives()) ptx::barrier_arrive(&shared().slot_free[place()]);
     ++sequence;
+  }
+  // The slot of the tile after this one where it has come already, otherwise nullptr.
+  __device__ const TileSlot* following() const {
+    const Walk after{sequence + 1};
+    const bool here = __all_sync(ptx::full_mask, ptx::barrier_test(&shared().slot_full[after.place()], after.phase()));
+    return here ? &slot(after.place()) : nullptr;
   }
 };
 

@@ -12,9 +12,9 @@ __device__ void weight_role() {
   uint32_t on_the_way = 0;
   const uint64_t policy = ptx::evict_first_policy();
   for (; walk.next(); walk.release()) {
-    const TileSlot& tile = machine::slot(walk.ring.place);
+    const TileSlot& tile = machine::slot(walk.place());
     machine::trace(walk.sequence, MKRT_TRACE_WEIGHTS_BEGIN);
-    if (is_linear(tile.record.opcode) && !stream_weights(walk.ring.place, ring, arriving, on_the_way, policy)) break;
+    if (is_linear(tile.record.opcode) && !stream_weights(walk.place(), ring, arriving, on_the_way, policy)) break;
     machine::trace(walk.sequence, MKRT_TRACE_WEIGHTS_END);
   }
   // Nothing may arrive in the shared memory of a block that has left.
@@ -79,8 +79,8 @@ __device__ void activation_role() {
   if (!machine::wait_for_ranks_to_begin()) return;
   for (; walk.next(); walk.release()) {
     machine::trace(walk.sequence, MKRT_TRACE_WAIT_BEGIN);
-    CounterWait wait{walk.ring.place, walk.sequence};
-    if (!bring_tile(machine::slot(walk.ring.place), inputs, wait)) break;
+    CounterWait wait{walk.place(), walk.sequence};
+    if (!bring_tile(machine::slot(walk.place()), inputs, wait)) break;
   }
   // Nothing may arrive in the shared memory of a block that has left.
   for (uint32_t i = 0; i < 2 && inputs.loads != 0; ++i, --inputs.loads) {
@@ -116,21 +116,37 @@ __device__ bool consume_small(uint32_t place, ConsumerState& state) {
   return true;
 }
 
+// More than eight sequences need twice the sums: in a function of its own, so that its registers are no others'
+// concern.
+__device__ __noinline__ bool consume_linear_wide(uint32_t place, ConsumerState& out_state) {
+  ConsumerState state = out_state;
+  const bool going = consume_linear<2>(machine::slot(place), linear_shape(machine::slot(place)), state);
+  out_state = state;
+  return going;
+}
+
+__device__ inline bool consume_tile(uint32_t place, ConsumerState& state) {
+  const TileSlot& tile = machine::slot(place);
+  if (!is_linear(tile.record.opcode)) return consume_small(place, state);
+  const LinearShape shape = linear_shape(tile);
+  if (shape.batch <= 8) return consume_linear<1>(tile, shape, state);
+  // What is passed by reference lives in memory; a copy of the state may.
+  ConsumerState copy = state;
+  const bool going = consume_linear_wide(place, copy);
+  state = copy;
+  return going;
+}
+
 __device__ void consumer_role(uint32_t warp) {
   machine::Walk walk;
   ConsumerState state;
   state.warp = warp;
   for (; walk.next(); walk.release()) {
-    const TileSlot& tile = machine::slot(walk.ring.place);
     state.sequence = walk.sequence;
-    bool going;
-    if (is_linear(tile.record.opcode)) {
-      const LinearShape shape = linear_shape(tile);
-      going = shape.batch > 8 ? consume_linear<2>(tile, shape, state) : consume_linear<1>(tile, shape, state);
-    } else {
-      going = consume_small(walk.ring.place, state);
-    }
-    if (!going) return;
+    if (consume_tile(walk.place(), state)) continue;
+    // Nothing may arrive in the shared memory of a block that has left.
+    ptx::async_copies_wait();
+    return;
   }
 }
 
@@ -148,7 +164,7 @@ __device__ bool store_tile(uint32_t place, uint32_t sequence, uint32_t& partials
     if (!machine::wait_warp(&shared().partial_full[number], (partials >> 1) & 1)) return false;
     machine::trace(sequence, MKRT_TRACE_STORE_BEGIN);
     if (linear) {
-      const UnitProduct product{reinterpret_cast<const float*>(shared().partial[number]), shared().addend[number],
+      const UnitProduct product{reinterpret_cast<const float*>(shared().partial[number]), number,
                                 shape.batch > 8 ? 16u : 8u, norm_scale(number, tile, shape)};
       const uint32_t first_row = unit * unit_row_blocks * block_rows;
       const uint32_t rows = min(unit_row_blocks, shape.row_blocks - unit * unit_row_blocks) * block_rows;
@@ -168,12 +184,10 @@ __device__ bool store_tile(uint32_t place, uint32_t sequence, uint32_t& partials
 }
 
 // Whether the next tile is already here and belongs to the same record and step.
-__device__ bool next_is_alike(Ring<machine::tile_slots> ring) {
-  const TileSlot& tile = machine::slot(ring.place);
-  ring.advance();
-  if (!__all_sync(ptx::full_mask, ptx::barrier_test(&shared().slot_full[ring.place], ring.phase))) return false;
-  const TileSlot& next = machine::slot(ring.place);
-  return next.last == 0 && next.record.index == tile.record.index && next.step == tile.step;
+__device__ bool next_is_alike(const machine::Walk& walk) {
+  const TileSlot& tile = machine::slot(walk.place());
+  const TileSlot* next = walk.following();
+  return next != nullptr && next->last == 0 && next->record.index == tile.record.index && next->step == tile.step;
 }
 
 __device__ void store_role() {
@@ -181,8 +195,8 @@ __device__ void store_role() {
   machine::PendingSignal pending;
   uint32_t partials = 0;
   for (; walk.next(); walk.release()) {
-    if (!store_tile(walk.ring.place, walk.sequence, partials)) return;
-    machine::signal_tile(walk.ring.place, pending, next_is_alike(walk.ring));
+    if (!store_tile(walk.place(), walk.sequence, partials)) return;
+    machine::signal_tile(walk.place(), pending, next_is_alike(walk));
     machine::trace(walk.sequence, MKRT_TRACE_SIGNALLED);
   }
 }

@@ -20,6 +20,13 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 __device__ inline uint32_t lane_number() { return threadIdx.x & 31u; }
+// Read anew at each place: a register that is kept from tile to tile ends up in local memory instead, which every acquire
+// empties out of the L1 cache.
+__device__ inline uint32_t thread_number() {
+  uint32_t number;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
+  return number;
+}
 __device__ inline uint64_t time_ns() {
   uint64_t time;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
@@ -76,6 +83,21 @@ __device__ inline bool barrier_test(uint64_t* barrier, uint32_t parity) {
   return done != 0;
 }
 
+// ---- copies into shared memory that the copying thread waits for ----------------------------------------------------
+
+// Copies 16 bytes past the L1 cache; of those only the first `there` are read, the others become zeros.
+__device__ inline void async_copy_16(void* shared, const void* global, uint32_t there = 16) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(there)
+               : "memory");
+}
+// The same for 4 bytes, or none.
+__device__ inline void async_copy_4(void* shared, const void* global, uint32_t there) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(there)
+               : "memory");
+}
+// Waits for all copies of the calling thread.
+__device__ inline void async_copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // ---- copies into shared memory that complete on an mbarrier --------------------------------------------------------
 
 // L2 policy for data that is read once, so that it does not push activations and counters out.
@@ -109,9 +131,6 @@ __device__ inline void bulk_copy(void* shared, const void* global, uint32_t byte
       : "memory");
 }
 #else
-__device__ inline void async_copy_16(void* shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
-}
 // Arrives when the calling lane's copies so far are complete; counts as one of the barrier's arrivals.
 __device__ inline void async_copy_arrive(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
