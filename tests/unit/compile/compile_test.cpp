@@ -417,6 +417,25 @@ TEST_CASE("options that do not fit the model are refused") {
   CHECK_FALSE(std::filesystem::exists(folder.path("package")));
 }
 
+TEST_CASE("more layers times ranks than a program has counters for are refused before anything is written") {
+  const TemporaryFolder folder;
+  tools::RandomModel model;
+  model.config = tools::shape_config("tiny-qwen3");
+  set_heads(model, 64, 2);
+  model.config["num_hidden_layers"] = 80;
+  tools::write_random_model(model, folder.path("model"));
+  compile::Options options{folder.path("model"), folder.path("package")};
+  options.ranks = 64, options.splits = 2;
+  std::string sentence;
+  CHECK(status_of(options, sentence) == MKRT_ERROR_ARGUMENT);
+  CHECK(sentence.find("num_hidden_layers 80") != std::string::npos);
+  CHECK_FALSE(std::filesystem::exists(folder.path("package")));
+  options.ranks = 57;
+  REQUIRE(status_of(options, sentence) == MKRT_OK);
+  package::Program program = package::read_package(options.output);
+  CHECK_NOTHROW(verify::check(program));
+}
+
 TEST_CASE("the output may not be the model's folder") {
   const TemporaryFolder folder;
   std::filesystem::copy(kNovelist, folder.path("model"), std::filesystem::copy_options::recursive);
