@@ -35,6 +35,14 @@ std::string Driver::describe(Result result) const {
                     sentence != nullptr ? sentence : "");
 }
 
+const char* Driver::missing_for_ranks() const noexcept {
+#define MKRT_CUDA_CHECK(name, parameters, symbol, version) \
+  if (name == nullptr) return #symbol;
+  MKRT_CUDA_RANKS(MKRT_CUDA_CHECK)
+#undef MKRT_CUDA_CHECK
+  return nullptr;
+}
+
 void Driver::check(Result result, const std::string& what) const {
   if (result == result_success) return;
   const mkrt_status status = result == result_out_of_memory ? MKRT_ERROR_OUT_OF_MEMORY : MKRT_ERROR_DRIVER;
@@ -77,6 +85,7 @@ std::shared_ptr<const Driver> open_driver() {
 #define MKRT_CUDA_LOOK_UP(name, parameters, symbol, version) \
   driver.name = look_up<decltype(driver.name)>(get, #symbol, version);
   MKRT_CUDA_OPTIONAL(MKRT_CUDA_LOOK_UP)
+  MKRT_CUDA_RANKS(MKRT_CUDA_LOOK_UP)
 #undef MKRT_CUDA_LOOK_UP
   const Result result = driver.initialize(0);
   if (result != result_success) {

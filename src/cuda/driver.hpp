@@ -52,14 +52,38 @@ namespace mkrt::cuda {
   X(error_name, (Result result, const char** out_name), cuGetErrorName, 6000) \
   X(error_text, (Result result, const char** out_text), cuGetErrorString, 6000)
 
+// Meshes of several ranks need all of these. Where one is missing, such a mesh is refused.
+#define MKRT_CUDA_RANKS(X)                                                                                             \
+  X(device_can_access_peer, (int* out_value, DeviceNumber device, DeviceNumber peer), cuDeviceCanAccessPeer, 4000)     \
+  X(peer_attribute, (int* out_value, PeerAttribute attribute, DeviceNumber device, DeviceNumber peer),                 \
+    cuDeviceGetP2PAttribute, 8000)                                                                                     \
+  X(memory_granularity, (size_t * out_bytes, const MemoryProperties* properties, MemoryGranularity which),             \
+    cuMemGetAllocationGranularity, 10020)                                                                              \
+  X(address_reserve,                                                                                                   \
+    (DevicePointer * out_address, size_t bytes, size_t alignment, DevicePointer wanted, unsigned long long flags),     \
+    cuMemAddressReserve, 10020)                                                                                        \
+  X(address_free, (DevicePointer address, size_t bytes), cuMemAddressFree, 10020)                                      \
+  X(memory_create,                                                                                                     \
+    (PhysicalMemory * out_memory, size_t bytes, const MemoryProperties* properties, unsigned long long flags),         \
+    cuMemCreate, 10020)                                                                                                \
+  X(memory_release, (PhysicalMemory memory), cuMemRelease, 10020)                                                      \
+  X(memory_map, (DevicePointer address, size_t bytes, size_t offset, PhysicalMemory memory, unsigned long long flags), \
+    cuMemMap, 10020)                                                                                                   \
+  X(memory_unmap, (DevicePointer address, size_t bytes), cuMemUnmap, 10020)                                            \
+  X(memory_set_access, (DevicePointer address, size_t bytes, const MemoryAccess* access, size_t count),                \
+    cuMemSetAccess, 10020)
+
 struct Driver {
 #define MKRT_CUDA_MEMBER(name, parameters, symbol, version) Result(MKRT_CUDA_CALL* name) parameters = nullptr;
   MKRT_CUDA_REQUIRED(MKRT_CUDA_MEMBER)
   MKRT_CUDA_OPTIONAL(MKRT_CUDA_MEMBER)
+  MKRT_CUDA_RANKS(MKRT_CUDA_MEMBER)
 #undef MKRT_CUDA_MEMBER
 
   // Throws Failure(OUT_OF_MEMORY or DRIVER) where the result is not success; `what` completes "could not ...".
   void check(Result result, const std::string& what) const;
+  // The first function that several ranks need and the driver lacks, or nullptr.
+  const char* missing_for_ranks() const noexcept;
   // "CUDA_ERROR_INVALID_VALUE (1): invalid argument", as far as the driver tells.
   std::string describe(Result result) const;
 };

@@ -22,6 +22,7 @@ using Context = struct ContextObject*;
 using Stream = struct StreamObject*;
 using Module = struct ModuleObject*;
 using Function = struct FunctionObject*;
+using PhysicalMemory = unsigned long long;
 
 inline constexpr Result result_success = 0;
 inline constexpr Result result_out_of_memory = 2;
@@ -38,6 +39,13 @@ enum DeviceAttribute : int {
   attribute_compute_minor = 76,
   attribute_cooperative_launch = 95,
   attribute_shared_memory_per_block_optin = 97,
+  attribute_virtual_memory = 102,
+  attribute_posix_memory_handles = 103,
+};
+
+enum PeerAttribute : int {
+  peer_access_supported = 2,
+  peer_native_atomics = 3,
 };
 
 enum FunctionAttribute : int {
@@ -49,6 +57,32 @@ inline constexpr unsigned stream_non_blocking = 1;
 inline constexpr unsigned host_memory_portable = 1;
 inline constexpr unsigned host_memory_mapped = 2;
 inline constexpr uint64_t proc_address_default = 0;
+
+// Memory whose addresses and pages are asked for separately, and mapped where they are wanted.
+inline constexpr int memory_pinned_on_device = 1;
+inline constexpr int memory_location_device = 1;
+inline constexpr int memory_handle_none = 0;
+inline constexpr int memory_handle_posix = 1;
+inline constexpr int memory_access_read_write = 3;
+enum MemoryGranularity : int { granularity_recommended = 1 };
+
+struct MemoryLocation {
+  int type;
+  int id;
+};
+struct MemoryProperties {
+  int type;
+  int handle_types;  // in which it can be handed to another process
+  MemoryLocation location;
+  void* windows_attributes;
+  unsigned char flags[8];
+};
+static_assert(sizeof(MemoryProperties) == 16 + sizeof(void*) + 8);
+struct MemoryAccess {
+  MemoryLocation location;
+  int flags;
+};
+static_assert(sizeof(MemoryAccess) == 12);
 
 enum LaunchAttributeId : int { launch_attribute_cooperative = 2 };
 struct LaunchAttribute {

@@ -37,46 +37,56 @@ const base::MappedFile* file_of(const package::Program& program, std::span<const
 
 }  // namespace
 
-Executable::Executable(std::shared_ptr<const base::Hooks> hooks, RankDevice rank,
-                       std::shared_ptr<const package::Program> program, const device::LoadOptions& options)
-    : hooks_(std::move(hooks)),
-      rank_(std::move(rank)),
-      program_(std::move(program)),
-      layout_(memory::plan_layout(*program_)) {
+Executable::Executable(Mesh& mesh, std::shared_ptr<const package::Program> program, const device::LoadOptions& options)
+    : mesh_(mesh), program_(std::move(program)), layout_(memory::plan_layout(*program_)) {
   check_limits(*program_);
-  const ContextScope scope(*rank_.context);
-  rank_.context->driver().check(scope.result(), "make the device's context current");
-  image_ = std::make_unique<LoadedImage>(rank_.context, *program_);
-  heap_ = std::make_shared<DeviceHeap>(rank_.context, options.memory_budget, rank_.allocator);
-  place_weights(options.loader_threads);
+  load_images();
+  const auto begin = std::chrono::steady_clock::now();
+  for (uint32_t rank = 0; rank < mesh_.rank_count(); ++rank) {
+    const RankDevice& on = mesh_.ranks()[rank];
+    heaps_.push_back(std::make_shared<DeviceHeap>(on.context, options.memory_budget, on.allocator));
+    try {
+      place_weights(rank, options.loader_threads);
+    } catch (base::Failure& failure) {
+      failure.at_rank(static_cast<int32_t>(rank));
+      throw;
+    }
+  }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  const uint64_t bytes = layout_.weight_bytes * mesh_.rank_count();
+  mesh_.hooks()->log(MKRT_LOG_INFO,
+                     base::text("uploaded ", bytes, " bytes of weights in ", seconds.count() * 1e3, " ms").c_str());
 }
 
-void Executable::place_weights(uint32_t loader_threads) {
-  weights_.assign(program_->tensors.size(), 0);
+void Executable::load_images() {
+  for (const MeshDevice& device : mesh_.devices()) {
+    const ContextScope scope(*device.context);
+    device.context->driver().check(scope.result(), "make the device's context current");
+    images_.push_back(std::make_unique<LoadedImage>(device.context, *program_));
+  }
+}
+
+// A rank's own weights, in memory of its device.
+void Executable::place_weights(uint32_t rank, uint32_t loader_threads) {
+  std::vector<uint64_t>& addresses = weights_.emplace_back(program_->tensors.size(), 0);
   if (layout_.weight_bytes == 0) return;
-  weight_memory_ = DeviceMemory(heap_, layout_.weight_bytes, "the weights");
+  const std::shared_ptr<const DeviceContext>& context = mesh_.ranks()[rank].context;
+  const ContextScope scope(*context);
+  context->driver().check(scope.result(), "make the device's context current");
+  const DeviceMemory& memory = weight_memory_.emplace_back(heaps_[rank], layout_.weight_bytes, "the weights");
   std::vector<Transfer> transfers;
   uint64_t offset = 0;
   for (size_t i = 0; i < program_->tensors.size(); ++i) {
     const package::Tensor& tensor = program_->tensors[i];
     if (tensor.kind != MKRT_TENSOR_WEIGHT) continue;
-    weights_[i] = weight_memory_.address() + offset;
-    const std::span<const std::byte> bytes = tensor.sources.front().bytes;
-    transfers.push_back({bytes, weights_[i], file_of(*program_, bytes)});
+    addresses[i] = memory.address() + offset;
+    const std::span<const std::byte> bytes = tensor.sources[rank].bytes;
+    transfers.push_back({bytes, addresses[i], file_of(*program_, bytes)});
     offset += (tensor.size_bytes + memory::heap_alignment - 1) / memory::heap_alignment * memory::heap_alignment;
   }
-  const auto begin = std::chrono::steady_clock::now();
-  upload(rank_.context, transfers, loader_threads);
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  hooks_->log(
-      MKRT_LOG_INFO,
-      base::text("uploaded ", layout_.weight_bytes, " bytes of weights in ", seconds.count() * 1e3, " ms").c_str());
+  upload(context, transfers, loader_threads);
 }
 
-std::unique_ptr<device::Session> Executable::create_session() {
-  const ContextScope scope(*rank_.context);
-  rank_.context->driver().check(scope.result(), "make the device's context current");
-  return std::make_unique<Session>(*this);
-}
+std::unique_ptr<device::Session> Executable::create_session() { return std::make_unique<Session>(*this); }
 
 }  // namespace mkrt::cuda

@@ -1,11 +1,10 @@
-// A program on a GPU: image loaded, weights resident.
+// A program on GPUs: images loaded, weights resident.
 #pragma once
 
 #include <memory>
 #include <span>
 #include <vector>
 
-#include "base/hooks.hpp"
 #include "cuda/image.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/mesh.hpp"
@@ -17,31 +16,32 @@ namespace mkrt::cuda {
 
 class Executable final : public device::Executable {
  public:
-  // Returns when the weights are on the device. Throws Failure.
-  Executable(std::shared_ptr<const base::Hooks> hooks, RankDevice rank, std::shared_ptr<const package::Program> program,
-             const device::LoadOptions& options);
+  // `mesh` outlives the executable. Returns when the weights are on the devices. Throws Failure.
+  Executable(Mesh& mesh, std::shared_ptr<const package::Program> program, const device::LoadOptions& options);
 
   std::unique_ptr<device::Session> create_session() override;
 
-  const RankDevice& rank() const noexcept { return rank_; }
+  Mesh& mesh() const noexcept { return mesh_; }
   const package::Program& program() const noexcept { return *program_; }
   const memory::Layout& layout() const noexcept { return layout_; }
-  const LoadedImage& image() const noexcept { return *image_; }
-  const std::shared_ptr<DeviceHeap>& heap() const noexcept { return heap_; }
-  // Address of each weight tensor, by the tensor's index; others are 0.
-  std::span<const uint64_t> weights() const noexcept { return weights_; }
+  // By the number of the mesh's device.
+  const LoadedImage& image(uint32_t device) const noexcept { return *images_[device]; }
+  std::span<const std::shared_ptr<DeviceHeap>> heaps() const noexcept { return heaps_; }
+  // Address of each weight tensor on a rank, by the tensor's index; others are 0.
+  std::span<const uint64_t> weights(uint32_t rank) const noexcept { return weights_[rank]; }
 
  private:
-  void place_weights(uint32_t loader_threads);
+  void load_images();
+  void place_weights(uint32_t rank, uint32_t loader_threads);
 
-  std::shared_ptr<const base::Hooks> hooks_;
-  RankDevice rank_;
+  Mesh& mesh_;
   std::shared_ptr<const package::Program> program_;
   memory::Layout layout_;
-  std::unique_ptr<LoadedImage> image_;
-  std::shared_ptr<DeviceHeap> heap_;
-  DeviceMemory weight_memory_;
-  std::vector<uint64_t> weights_;
+  std::vector<std::unique_ptr<LoadedImage>> images_;
+  // These three by rank.
+  std::vector<std::shared_ptr<DeviceHeap>> heaps_;
+  std::vector<DeviceMemory> weight_memory_;
+  std::vector<std::vector<uint64_t>> weights_;
 };
 
 }  // namespace mkrt::cuda

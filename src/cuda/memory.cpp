@@ -10,31 +10,39 @@ namespace mkrt::cuda {
 // What the driver's own allocations have; tensors, tables and bulk copies rely on it.
 constexpr uint64_t allocation_alignment = 256;
 
-DevicePointer DeviceHeap::allocate(uint64_t bytes, const char* what) {
+void DeviceHeap::charge(uint64_t bytes, const char* what) {
   // Relaxed: only the sum matters.
   const uint64_t before = used_.fetch_add(bytes, std::memory_order_relaxed);
+  if (budget_ == 0 || (bytes <= budget_ && before <= budget_ - bytes)) return;
+  discharge(bytes);
+  throw base::Failure(MKRT_ERROR_OUT_OF_MEMORY, base::text(what, " need ", bytes, " bytes, and ", before, " of the ",
+                                                           budget_, " bytes of the memory budget are in use"));
+}
+
+DevicePointer DeviceHeap::allocate(uint64_t bytes, const char* what) {
+  charge(bytes, what);
   try {
-    if (budget_ != 0 && (bytes > budget_ || before > budget_ - bytes)) {
-      throw base::Failure(MKRT_ERROR_OUT_OF_MEMORY,
-                          base::text(what, " need ", bytes, " bytes, and ", before, " of the ", budget_,
-                                     " bytes of the memory budget are in use"));
-    }
     return allocator_.allocate != nullptr ? take_from_application(bytes, what) : take(bytes, what);
   } catch (...) {
-    used_.fetch_sub(bytes, std::memory_order_relaxed);
+    discharge(bytes);
     throw;
   }
 }
 
 DevicePointer DeviceHeap::take(uint64_t bytes, const char* what) {
-  const Driver& driver = context_->driver();
   DevicePointer address = 0;
-  const Result result = driver.memory_allocate(&address, bytes);
-  if (result == result_success) return address;
+  const Result result = context_->driver().memory_allocate(&address, bytes);
+  if (result != result_success) refuse(result, bytes, what);
+  return address;
+}
+
+void DeviceHeap::refuse(Result result, uint64_t bytes, const char* what) const {
+  const Driver& driver = context_->driver();
   if (result != result_out_of_memory) driver.check(result, base::text("allocate device memory for ", what));
   size_t free = 0;
   size_t total = 0;
-  const bool known = driver.memory_info(&free, &total) == result_success;
+  const ContextScope scope(*context_);
+  const bool known = scope.result() == result_success && driver.memory_info(&free, &total) == result_success;
   throw base::Failure(
       MKRT_ERROR_OUT_OF_MEMORY,
       known ? base::text(what, " need ", bytes, " bytes, and ", free, " of the device's ", total, " bytes are free")
@@ -65,7 +73,7 @@ void DeviceHeap::release(DevicePointer address, uint64_t bytes) noexcept {
   } else {
     context_->driver().memory_free(address);
   }
-  used_.fetch_sub(bytes, std::memory_order_relaxed);
+  discharge(bytes);
 }
 
 DeviceMemory::DeviceMemory(std::shared_ptr<DeviceHeap> heap, uint64_t bytes, const char* what)

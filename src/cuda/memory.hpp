@@ -31,6 +31,12 @@ class DeviceHeap {
   DevicePointer allocate(uint64_t bytes, const char* what);
   void release(DevicePointer address, uint64_t bytes) noexcept;
 
+  // Counts memory that is taken from elsewhere. Throws Failure(OUT_OF_MEMORY) beyond the budget.
+  void charge(uint64_t bytes, const char* what);
+  void discharge(uint64_t bytes) noexcept { used_.fetch_sub(bytes, std::memory_order_relaxed); }
+  // Throws the failure of a driver's call that was to give `bytes`.
+  [[noreturn]] void refuse(Result result, uint64_t bytes, const char* what) const;
+
   const std::shared_ptr<const DeviceContext>& context() const noexcept { return context_; }
 
  private:

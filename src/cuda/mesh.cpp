@@ -72,6 +72,7 @@ uint32_t ordinal_of(const Driver& driver, DeviceNumber device) {
   throw base::Failure(MKRT_ERROR_DEVICE, "the host application's context is of a device that is not listed");
 }
 
+// A rank as described, on a context of its own.
 RankDevice open_rank(const std::shared_ptr<const Driver>& driver, const mkrt_rank_desc& desc) {
   RankDevice rank;
   uint32_t ordinal = desc.ordinal;
@@ -86,7 +87,6 @@ RankDevice open_rank(const std::shared_ptr<const Driver>& driver, const mkrt_ran
   if (desc.stream != nullptr && desc.context == nullptr) {
     throw base::Failure(MKRT_ERROR_ARGUMENT, "a stream was given without the context that it belongs to");
   }
-  rank.adopted_stream = static_cast<Stream>(desc.stream);
   rank.info.struct_size = sizeof(rank.info);
   describe_fixed(*driver, rank.context->device(), ordinal, &rank.info);
   if (desc.context != nullptr && is_set(desc.uuid) && std::memcmp(desc.uuid, rank.info.uuid, sizeof(desc.uuid)) != 0) {
@@ -96,8 +96,114 @@ RankDevice open_rank(const std::shared_ptr<const Driver>& driver, const mkrt_ran
     throw base::Failure(MKRT_ERROR_UNSUPPORTED,
                         base::text(rank.info.name, " cannot launch a kernel whose blocks are resident together"));
   }
-  if (desc.worker_count != 0) rank.info.worker_count = std::min(rank.info.worker_count, desc.worker_count);
   return rank;
+}
+
+// Which device a sentence means, and for which rank.
+std::string name_of(const RankDevice& rank, uint32_t number) {
+  return base::text("rank ", number, " (CUDA device ", rank.info.ordinal, ", ", rank.info.name, ")");
+}
+
+// Puts rank `number` on its device: one that another rank is on already, or a new one.
+void place(std::vector<RankDevice>& ranks, uint32_t number, const mkrt_rank_desc& desc,
+           std::vector<MeshDevice>& devices) {
+  RankDevice& rank = ranks[number];
+  const auto stream = static_cast<Stream>(desc.stream);
+  const auto known = std::find_if(devices.begin(), devices.end(), [&](const MeshDevice& device) {
+    return device.context->device() == rank.context->device();
+  });
+  rank.device = static_cast<uint32_t>(known - devices.begin());
+  if (known == devices.end()) {
+    devices.push_back({rank.context, stream, nullptr, {number}});
+    return;
+  }
+  const bool same_context = known->context->handle() == rank.context->handle();
+  if (!same_context || known->adopted_stream != stream) {
+    throw base::Failure(MKRT_ERROR_ARGUMENT,
+                        base::text(name_of(rank, number), " shares its device with rank ", known->ranks.front(),
+                                   " and has another ", same_context ? "stream" : "context",
+                                   "; ranks of one device are launched together, in one context and on one stream"));
+  }
+  rank.context = known->context;
+  known->ranks.push_back(number);
+}
+
+// Divides a device's SMs: ranks that name a number get it, the others equal parts of the rest.
+void share_workers(const MeshDevice& device, std::span<const mkrt_rank_desc> descs, std::vector<RankDevice>& ranks) {
+  const uint32_t all = ranks[device.ranks.front()].info.worker_count;
+  uint64_t taken = 0;
+  uint32_t open = 0;
+  for (const uint32_t rank : device.ranks) {
+    if (descs[rank].worker_count == 0) ++open;
+    taken += std::min(all, descs[rank].worker_count);
+  }
+  const uint64_t share = open == 0 || taken >= all ? 0 : (all - taken) / open;
+  if (taken > all || (open != 0 && share == 0)) {
+    const uint32_t last = device.ranks.back();
+    throw base::Failure(MKRT_ERROR_ARGUMENT, base::text(name_of(ranks[last], last), " is one of ", device.ranks.size(),
+                                                        " ranks of a device that has only ", all, " SMs for them"));
+  }
+  for (const uint32_t rank : device.ranks) {
+    const uint32_t wanted = descs[rank].worker_count;
+    ranks[rank].info.worker_count = wanted != 0 ? std::min(all, wanted) : static_cast<uint32_t>(share);
+  }
+}
+
+// Whether every device maps memory, and each reaches every other's; where several devices need it, what keeps them from
+// it is a failure.
+bool check_mapping(const Driver& driver, std::span<const RankDevice> ranks, std::span<const MeshDevice> devices) {
+  const auto refuse = [](const std::string& why) { throw base::Failure(MKRT_ERROR_UNSUPPORTED, why); };
+  const bool needed = devices.size() > 1;
+  if (const char* missing = driver.missing_for_ranks()) {
+    if (needed) refuse(base::text("the CUDA driver lacks ", missing, ", which ranks on several devices need"));
+    return false;
+  }
+  for (const MeshDevice& device : devices) {
+    const uint32_t rank = device.ranks.front();
+    if (attribute(driver, attribute_virtual_memory, device.context->device()) != 0) continue;
+    if (needed) refuse(base::text(name_of(ranks[rank], rank), " cannot map memory of other devices"));
+    return false;
+  }
+  for (const MeshDevice& from : devices) {
+    for (const MeshDevice& to : devices) {
+      if (&from == &to) continue;
+      const DeviceNumber own = from.context->device();
+      const DeviceNumber peer = to.context->device();
+      int reaches = 0;
+      int accesses = 0;
+      int atomics = 0;
+      driver.check(driver.device_can_access_peer(&reaches, own, peer), "ask for a peer path");
+      driver.check(driver.peer_attribute(&accesses, peer_access_supported, own, peer), "ask for a peer path");
+      driver.check(driver.peer_attribute(&atomics, peer_native_atomics, own, peer), "ask for a peer path");
+      const std::string pair = base::text(name_of(ranks[from.ranks.front()], from.ranks.front()), " and ",
+                                          name_of(ranks[to.ranks.front()], to.ranks.front()));
+      if (reaches == 0 || accesses == 0)
+        refuse(pair + " cannot be in one mesh: the first has no path to the second's memory");
+      if (atomics == 0) {
+        refuse(pair + " cannot be in one mesh: the path from the first to the second has no atomic additions");
+      }
+    }
+  }
+  return true;
+}
+
+void make_mesh_stream(MeshDevice& device) {
+  if (device.adopted_stream != nullptr) return;
+  const ContextScope scope(*device.context);
+  device.context->driver().check(scope.result(), "make the device's context current");
+  device.mesh_stream = std::make_unique<StreamHandle>(device.context, nullptr);
+}
+
+// Where ranks take device memory from.
+void adopt_memory(const mkrt_device_memory_extension& memory, std::vector<RankDevice>& ranks, size_t device_count) {
+  if (device_count > 1) {
+    throw base::Failure(MKRT_ERROR_UNSUPPORTED,
+                        "the mesh is on several devices, whose memory must be mapped at each other: the application's "
+                        "device memory (MKRT_EXTENSION_DEVICE_MEMORY) cannot be");
+  }
+  for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
+    ranks[rank].allocator = {memory.allocate, memory.release, memory.user_data, rank};
+  }
 }
 
 }  // namespace
@@ -118,18 +224,28 @@ std::unique_ptr<device::Mesh> create_mesh(std::shared_ptr<const base::Hooks> hoo
                                           const std::shared_ptr<const Driver>& driver,
                                           std::span<const mkrt_rank_desc> ranks,
                                           const mkrt_device_memory_extension* device_memory) {
-  if (ranks.size() != 1) {
-    throw base::Failure(MKRT_ERROR_UNSUPPORTED,
-                        base::text("a CUDA mesh has one rank, ", ranks.size(), " were asked for"));
-  }
-  std::vector<RankDevice> devices;
-  for (const mkrt_rank_desc& rank : ranks) devices.push_back(open_rank(driver, rank));
-  if (device_memory != nullptr) {
-    for (uint32_t rank = 0; rank < devices.size(); ++rank) {
-      devices[rank].allocator = {device_memory->allocate, device_memory->release, device_memory->user_data, rank};
+  std::vector<RankDevice> opened;
+  std::vector<MeshDevice> devices;
+  for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
+    try {
+      opened.push_back(open_rank(driver, ranks[rank]));
+      place(opened, rank, ranks[rank], devices);
+    } catch (base::Failure& failure) {
+      failure.at_rank(static_cast<int32_t>(rank));
+      throw;
     }
   }
-  return std::make_unique<Mesh>(std::move(hooks), std::move(devices));
+  for (const MeshDevice& device : devices) share_workers(device, ranks, opened);
+  bool maps_memory = false;
+  if (device_memory != nullptr) {
+    adopt_memory(*device_memory, opened, devices.size());
+  } else if (ranks.size() > 1) {
+    maps_memory = check_mapping(*driver, opened, devices);
+  }
+  if (devices.size() > 1) {
+    for (MeshDevice& device : devices) make_mesh_stream(device);
+  }
+  return std::make_unique<Mesh>(std::move(hooks), std::move(opened), std::move(devices), maps_memory);
 }
 
 void Mesh::describe(uint32_t rank, mkrt_device_info* out_info) const noexcept {
@@ -146,7 +262,7 @@ void Mesh::describe(uint32_t rank, mkrt_device_info* out_info) const noexcept {
 
 std::unique_ptr<device::Executable> Mesh::load(std::shared_ptr<const package::Program> program,
                                                const device::LoadOptions& options) {
-  return std::make_unique<Executable>(hooks_, ranks_.front(), std::move(program), options);
+  return std::make_unique<Executable>(*this, std::move(program), options);
 }
 
 }  // namespace mkrt::cuda

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <thread>
+#include <tuple>
 
 #include "base/failure.hpp"
 #include "base/report.hpp"
@@ -20,109 +21,205 @@ uint64_t align(uint64_t offset) {
   return (offset + memory::heap_alignment - 1) / memory::heap_alignment * memory::heap_alignment;
 }
 
+// Takes `bytes` at the end of a layout of `size` bytes.
+uint64_t take(uint64_t& size, uint64_t bytes) {
+  const uint64_t place = size;
+  size += align(bytes);
+  return place;
+}
+
+bool is_of_ranks(const mkrt_report& report) {
+  return report.record == MKRT_REPORT_BEGIN || report.record == MKRT_REPORT_END;
+}
+
+// Of the reports of several ranks, the one that the others follow from: a fault, then the tile that comes first in the
+// order of the queue, then a rank that waited for others.
+bool comes_first(const mkrt_report& a, const mkrt_report& b) {
+  const auto order = [](const mkrt_report& report) {
+    return std::make_tuple(report.status != MKRT_ERROR_FAULT, is_of_ranks(report), report.step, report.record,
+                           report.tile, report.rank);
+  };
+  return order(a) < order(b);
+}
+
 }  // namespace
+
+Session::Part::Part(const MeshDevice& on, const LoadedImage& loaded)
+    : device(on),
+      image(loaded),
+      launch_stream(on.context, on.shared_stream()),
+      side_stream(on.context, nullptr),
+      copies(on.mesh_stream ? side_stream.get() : launch_stream.get()),
+      mailboxes(on.context, on.ranks.size() * sizeof(Mailbox), "a session") {}
 
 Session::Session(Executable& executable)
     : executable_(executable),
-      driver_(executable.rank().context->driver()),
-      stream_(executable.rank().context, executable.rank().adopted_stream),
-      cancel_stream_(executable.rank().context, nullptr),
-      mailbox_memory_(executable.rank().context, sizeof(Mailbox), "a session"),
-      mailbox_(reinterpret_cast<Mailbox*>(mailbox_memory_.data())),
+      mesh_(executable.mesh()),
+      driver_(mesh_.ranks().front().context->driver()),
+      entry_count_(static_cast<uint32_t>(executable.program().entries.size())),
+      parts_(make_parts(executable)),
+      places_(plan_places(executable)),
+      memory_(executable.heaps(), mesh_.maps_memory(), places_.size, "a session"),
       entry_of_(most_in_flight, 0) {
-  mailbox_->abort_word = MKRT_ERROR_CANCELLED;
-  plan_memory();
-  encode();
-  clear("clear a new session");
+  find_mailboxes();
+  for (uint32_t rank = 0; rank < mesh_.rank_count(); ++rank) {
+    for (uint32_t entry = 0; entry < entry_count_; ++entry) launches_.push_back(plan_launch(rank, entry));
+  }
+  try {
+    for (const auto& part : parts_) fill(*part);
+  } catch (...) {
+    finish_work();
+    throw;
+  }
 }
 
 Session::~Session() {
   cancel();
-  const ContextScope scope(*executable_.rank().context);
-  if (scope.result() != result_success) return;  // the context is gone, and all work with it
-  driver_.stream_synchronize(stream_.get());
-  driver_.stream_synchronize(cancel_stream_.get());
+  finish_work();
 }
 
-// One allocation: the heap, then what a launch needs besides it, then the tables that are written once.
-void Session::plan_memory() {
-  const package::Program& program = executable_.program();
-  control_offset_ = align(executable_.layout().session_bytes);
-  uint64_t bytes = control_offset_ + align(sizeof(mkrt_control));
-  const uint64_t epochs = bytes;
-  bytes += align(program.entries.size() * sizeof(uint32_t));
-  cleared_bytes_ = bytes;
-  const uint64_t deltas = bytes;
-  bytes += align(sizeof(int64_t) * program.rank_count);
-
-  launches_.resize(program.entries.size());
-  for (size_t e = 0; e < launches_.size(); ++e) {
-    const package::Entry& entry = program.entries[e];
-    mkrt_launch& launch = launches_[e];
-    launch = mkrt_launch{};
-    launch.control = control_offset_;
-    launch.epoch = epochs + e * sizeof(uint32_t);
-    launch.counters = executable_.layout().counter_offsets[e];
-    launch.rank_delta = deltas;
-    launch.records = bytes;
-    bytes += align(entry.records.size() * sizeof(mkrt_record));
-    launch.first_tiles = bytes;
-    bytes += align((entry.records.size() + 1) * sizeof(uint32_t));
-    launch.record_count = static_cast<uint32_t>(entry.records.size());
-    launch.rank_count = program.rank_count;
-    launch.local_rank_count = 1;
-    launch.blocks = launch.block_limit = executable_.rank().info.worker_count;
-    launch.page_count = executable_.image().shared_memory().page_count;
-    launch.activation_bytes = executable_.image().shared_memory().activation_bytes;
-    // Three pages of 16 KB on their way keep memory busy; more delay signals and inputs (kernels/PERFORMANCE.md).
-    launch.outstanding_pages = std::min<uint32_t>(3, launch.page_count);
-    launch.report = mailbox_memory_.device_address() + offsetof(Mailbox, report);
-    launch.timeline = mailbox_memory_.device_address() + offsetof(Mailbox, timeline);
+// Before memory is unmapped: the driver does not wait there for work that uses it.
+void Session::finish_work() noexcept {
+  for (const auto& part : parts_) {
+    const ContextScope scope(*part->device.context);
+    if (scope.result() != result_success) continue;  // the context is gone, and all work with it
+    driver_.stream_synchronize(part->launch_stream.get());
+    driver_.stream_synchronize(part->side_stream.get());
   }
-  memory_ = DeviceMemory(executable_.heap(), bytes, "a session");
-  // Offsets become addresses.
-  for (mkrt_launch& launch : launches_) {
-    for (uint64_t* address :
-         {&launch.control, &launch.epoch, &launch.counters, &launch.rank_delta, &launch.records, &launch.first_tiles}) {
-      *address += memory_.address();
+}
+
+std::vector<std::unique_ptr<Session::Part>> Session::make_parts(const Executable& executable) {
+  std::vector<std::unique_ptr<Part>> parts;
+  for (const MeshDevice& device : executable.mesh().devices()) {
+    const ContextScope scope(*device.context);
+    device.context->driver().check(scope.result(), "make the device's context current");
+    parts.push_back(std::make_unique<Part>(device, executable.image(static_cast<uint32_t>(parts.size()))));
+  }
+  return parts;
+}
+
+void Session::find_mailboxes() {
+  mailboxes_.resize(mesh_.rank_count());
+  for (const auto& part : parts_) {
+    auto* mailbox = reinterpret_cast<Mailbox*>(part->mailboxes.data());
+    for (const uint32_t rank : part->device.ranks) {
+      mailbox->abort_word = MKRT_ERROR_CANCELLED;
+      mailboxes_[rank] = mailbox++;
     }
   }
 }
 
-void Session::encode() {
+// The heap, then what a launch needs besides it, then the tables that are written once.
+Session::Places Session::plan_places(const Executable& executable) {
+  const package::Program& program = executable.program();
+  size_t most_ranks = 0;
+  for (const MeshDevice& device : executable.mesh().devices()) most_ranks = std::max(most_ranks, device.ranks.size());
+  Places places;
+  places.size = align(executable.layout().session_bytes);
+  places.control = take(places.size, sizeof(mkrt_control));
+  places.epochs = take(places.size, program.entries.size() * sizeof(uint32_t));
+  places.cleared = places.size;
+  places.deltas = take(places.size, sizeof(int64_t) * program.rank_count);
+  for (const package::Entry& entry : program.entries) {
+    places.records.push_back(take(places.size, entry.records.size() * sizeof(mkrt_record)));
+    places.first_tiles.push_back(take(places.size, (entry.records.size() + 1) * sizeof(uint32_t)));
+    places.local_ranks.push_back(take(places.size, most_ranks * sizeof(mkrt_launch)));
+  }
+  return places;
+}
+
+mkrt_launch Session::plan_launch(uint32_t rank, uint32_t entry) const {
+  const Part& part = part_of(rank);
+  const std::vector<uint32_t>& ranks = part.device.ranks;
+  const uint64_t base = memory_.address(rank);
+  const auto place = static_cast<uint64_t>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+  const DevicePointer mailbox = part.mailboxes.device_address() + place * sizeof(Mailbox);
   const package::Program& program = executable_.program();
-  const Stream stream = stream_.get();
-  for (size_t e = 0; e < launches_.size(); ++e) {
+  mkrt_launch launch{};
+  launch.records = base + places_.records[entry];
+  launch.first_tiles = base + places_.first_tiles[entry];
+  launch.control = base + places_.control;
+  launch.epoch = base + places_.epochs + entry * sizeof(uint32_t);
+  launch.counters = base + executable_.layout().counter_offsets[entry];
+  launch.rank_delta = base + places_.deltas;
+  launch.report = mailbox + offsetof(Mailbox, report);
+  launch.timeline = mailbox + offsetof(Mailbox, timeline);
+  launch.rank = rank;
+  launch.blocks = mesh_.ranks()[rank].info.worker_count;
+  launch.local_ranks = memory_.address(ranks.front()) + places_.local_ranks[entry];
+  launch.local_rank_count = static_cast<uint32_t>(ranks.size());
+  launch.record_count = static_cast<uint32_t>(program.entries[entry].records.size());
+  launch.rank_count = program.rank_count;
+  launch.page_count = part.image.shared_memory().page_count;
+  launch.activation_bytes = part.image.shared_memory().activation_bytes;
+  // Three pages of 16 KB on their way keep memory busy; more delay signals and inputs (kernels/PERFORMANCE.md).
+  launch.outstanding_pages = std::min<uint32_t>(3, launch.page_count);
+  return launch;
+}
+
+// Writes the memory of a device's ranks.
+void Session::fill(const Part& part) {
+  const ContextScope scope(*part.device.context);
+  driver_.check(scope.result(), "make the device's context current");
+  for (const uint32_t rank : part.device.ranks) encode(rank, part.copies);
+  share_launches(part);
+  for (const uint32_t rank : part.device.ranks) {
+    driver_.check(driver_.fill_bytes(memory_.address(rank), 0, places_.cleared, part.copies), "clear a new session");
+  }
+  driver_.check(driver_.stream_synchronize(part.copies), "clear a new session");
+}
+
+// Writes a rank's tables. The copies read memory of this scope, so they are waited for.
+void Session::encode(uint32_t rank, Stream stream) {
+  constexpr const char* what = "write a session's tables";
+  const package::Program& program = executable_.program();
+  std::vector<int64_t> deltas;
+  for (uint32_t to = 0; to < program.rank_count; ++to) {
+    deltas.push_back(static_cast<int64_t>(memory_.address(to) - memory_.address(rank)));
+  }
+  const DevicePointer deltas_at = memory_.address(rank) + places_.deltas;
+  driver_.check(driver_.copy_to_device(deltas_at, deltas.data(), deltas.size() * sizeof(int64_t), stream), what);
+  const memory::RankAddresses addresses{rank, memory_.address(rank), executable_.weights(rank)};
+  for (uint32_t e = 0; e < entry_count_; ++e) {
     const package::Entry& entry = program.entries[e];
-    const memory::RankAddresses addresses{0, memory_.address(), executable_.weights()};
     std::vector<mkrt_record> records(entry.records.size());
     memory::encode_entry(program, entry, executable_.layout(), addresses, records);
     std::vector<uint32_t> first_tiles;
     first_tiles.reserve(records.size() + 1);
     for (const mkrt_record& record : records) first_tiles.push_back(static_cast<uint32_t>(record.first_tile));
     first_tiles.push_back(static_cast<uint32_t>(entry.tile_count));
-    const mkrt_launch& launch = launches_[e];
+    const mkrt_launch& launch = launch_of(rank, e);
     driver_.check(driver_.copy_to_device(launch.records, records.data(), records.size() * sizeof(mkrt_record), stream),
-                  "write a session's tables");
+                  what);
     driver_.check(
         driver_.copy_to_device(launch.first_tiles, first_tiles.data(), first_tiles.size() * sizeof(uint32_t), stream),
-        "write a session's tables");
-    const std::vector<int64_t> deltas(program.rank_count, 0);
-    driver_.check(driver_.copy_to_device(launch.rank_delta, deltas.data(), deltas.size() * sizeof(int64_t), stream),
-                  "write a session's tables");
-    // The copies read memory of this scope.
-    driver_.check(driver_.stream_synchronize(stream), "write a session's tables");
+        what);
+    driver_.check(driver_.stream_synchronize(stream), what);
   }
 }
 
-void Session::clear(const char* what) {
-  driver_.check(driver_.fill_bytes(memory_.address(), 0, cleared_bytes_, stream_.get()), what);
-  driver_.check(driver_.stream_synchronize(stream_.get()), what);
+// Writes what the blocks of ranks that share a device find their own launch by.
+void Session::share_launches(const Part& part) {
+  const std::vector<uint32_t>& ranks = part.device.ranks;
+  if (ranks.size() == 1) return;
+  for (uint32_t entry = 0; entry < entry_count_; ++entry) {
+    std::vector<mkrt_launch> launches;
+    for (const uint32_t rank : ranks) launches.push_back(launch_of(rank, entry));
+    driver_.check(driver_.copy_to_device(launches.front().local_ranks, launches.data(),
+                                         launches.size() * sizeof(mkrt_launch), part.copies),
+                  "write a session's tables");
+    driver_.check(driver_.stream_synchronize(part.copies), "write a session's tables");
+  }
 }
 
+// The value that all ranks have reached.
 uint64_t Session::completed() const noexcept {
-  // Acquire: pairs with the release of the kernel's last block at system scope.
-  return std::atomic_ref(mailbox_->timeline).load(std::memory_order_acquire);
+  uint64_t least = UINT64_MAX;
+  for (Mailbox* mailbox : mailboxes_) {
+    // Acquire: pairs with the release of the rank's last block at system scope.
+    least = std::min(least, std::atomic_ref(mailbox->timeline).load(std::memory_order_acquire));
+  }
+  return least;
 }
 
 bool Session::busy() const noexcept { return completed() != last_value_.load(std::memory_order_relaxed); }
@@ -133,23 +230,30 @@ mkrt_status Session::report_busy(mkrt_error* out_error) const noexcept {
                       static_cast<unsigned long long>(last_value_.load(std::memory_order_relaxed)));
 }
 
-mkrt_report Session::report() const noexcept {
+mkrt_report Session::report_of(Mailbox& mailbox) noexcept {
   mkrt_report report{};
   // Acquire: the device writes the status last, with release at system scope.
-  report.status = std::atomic_ref(mailbox_->report.status).load(std::memory_order_acquire);
+  report.status = std::atomic_ref(mailbox.report.status).load(std::memory_order_acquire);
   if (report.status != MKRT_OK) {
     const uint32_t status = report.status;
-    report = mailbox_->report;
+    report = mailbox.report;
     report.status = status;
   }
   return report;
 }
 
 mkrt_status Session::status(mkrt_error* out_error) const noexcept {
-  const mkrt_report seen = report();
-  if (seen.status != MKRT_OK) return fill_report(seen, out_error);
-  const Result failure = driver_failure_.load(std::memory_order_relaxed);
-  if (failure != result_success) return driver_error(driver_, failure, "finish an execute", 0, out_error);
+  mkrt_report first{};
+  for (Mailbox* mailbox : mailboxes_) {
+    const mkrt_report seen = report_of(*mailbox);
+    if (seen.status != MKRT_OK && (first.status == MKRT_OK || comes_first(seen, first))) first = seen;
+  }
+  // Acquire: the rank was written before.
+  const Result failure = driver_failure_.load(std::memory_order_acquire);
+  const auto rank = static_cast<int32_t>(failed_rank_.load(std::memory_order_relaxed));
+  // Where a device is lost, what others report is that they waited for it.
+  if (failure != result_success) return driver_error(driver_, failure, "finish an execute", rank, out_error);
+  if (first.status != MKRT_OK) return fill_report(first, out_error);
   if (cancelled_.load(std::memory_order_relaxed)) {
     return base::report(out_error, MKRT_ERROR_CANCELLED, "the execute was cancelled");
   }
@@ -158,6 +262,12 @@ mkrt_status Session::status(mkrt_error* out_error) const noexcept {
 
 mkrt_status Session::fill_report(const mkrt_report& report, mkrt_error* out_error) const noexcept {
   if (out_error == nullptr) return static_cast<mkrt_status>(report.status);
+  if (is_of_ranks(report)) {
+    device::fill_rank_deadline(
+        {report.rank, report.record == MKRT_REPORT_END, report.value_seen, report.value_wanted, report.waited_ns},
+        out_error);
+    return MKRT_ERROR_DEADLINE;
+  }
   const package::Program& program = executable_.program();
   const package::Entry& entry = program.entries[entry_of_[report.timeline_value % most_in_flight]];
   const device::TilePlace place{report.rank, report.sm, "SM", report.record, report.tile, report.step};
@@ -180,42 +290,69 @@ mkrt_status Session::execute(const device::ExecuteRequest& request, uint64_t* ou
   }
   const uint64_t value = last_value_.load(std::memory_order_relaxed) + 1;
   if (value - done > most_in_flight) return report_busy(out_error);
+  entry_of_[value % most_in_flight] = request.entry;  // before the launch, whose report needs it
+  const std::unique_lock order = mesh_.launch_order();
+  for (const auto& part : parts_) {
+    const Result result = enqueue_launch(*part, request, value);
+    if (result == result_success) continue;
+    const uint32_t rank = part->device.ranks.front();
+    // Ranks that were launched wait for those that were not.
+    if (part != parts_.front()) abandon(result, rank);
+    return driver_error(driver_, result, "launch the kernel", static_cast<int32_t>(rank), out_error);
+  }
+  last_value_.store(value, std::memory_order_relaxed);
+  if (out_value != nullptr) *out_value = value;
+  return MKRT_OK;
+}
 
-  mkrt_launch launch = launches_[request.entry];
+// One launch for all ranks of a device.
+Result Session::enqueue_launch(const Part& part, const device::ExecuteRequest& request, uint64_t value) noexcept {
+  mkrt_launch launch = launch_of(part.device.ranks.front(), request.entry);
   launch.step_count = request.step_count;
   launch.queue_mode = request.queue_mode;
   launch.wait_limit_ns = request.wait_limit_ns;
   launch.timeline_value = value;
-  launch.trace = trace_memory_.address();
   launch.trace_tiles = trace_tiles_;
-  const uint32_t workers = executable_.rank().info.worker_count;
+  launch.block_limit = request.worker_limit == 0 ? UINT32_MAX : request.worker_limit;
   LaunchAttribute cooperative{};
-  // All blocks resident at once: in static mode each has tiles of its own that others wait for.
+  // All blocks resident at once: in static mode each has tiles of its own that others wait for, and ranks wait for each
+  // other.
   cooperative.id = launch_attribute_cooperative;
   cooperative.value.cooperative = 1;
   LaunchConfig config{};
-  config.grid_x = request.worker_limit == 0 ? workers : std::min(workers, request.worker_limit);
+  for (const uint32_t rank : part.device.ranks) {
+    config.grid_x += std::min(mesh_.ranks()[rank].info.worker_count, launch.block_limit);
+  }
   config.grid_y = config.grid_z = config.block_y = config.block_z = 1;
-  config.block_x = executable_.image().info().block_size;
-  config.shared_memory_bytes = executable_.image().shared_memory().total_bytes;
-  config.stream = stream_.get();
+  config.block_x = part.image.info().block_size;
+  config.shared_memory_bytes = part.image.shared_memory().total_bytes;
+  config.stream = part.launch_stream.get();
   config.attributes = &cooperative;
   config.attribute_count = 1;
   void* parameters[] = {&launch};
 
-  const ContextScope scope(*executable_.rank().context);
-  Result result = scope.result();
-  if (result == result_success && trace_tiles_ != 0) {
-    result = driver_.fill_bytes(trace_memory_.address(), 0, trace_memory_.size(), stream_.get());
+  const ContextScope scope(*part.device.context);
+  if (scope.result() != result_success) return scope.result();
+  if (trace_tiles_ != 0) {
+    for (const uint32_t rank : part.device.ranks) {
+      const DeviceMemory& memory = trace_memory_[rank];
+      const Result result = driver_.fill_bytes(memory.address(), 0, memory.size(), config.stream);
+      if (result != result_success) return result;
+    }
   }
-  entry_of_[value % most_in_flight] = request.entry;  // before the launch, whose report needs it
-  if (result == result_success) {
-    result = driver_.launch(&config, executable_.image().kernel(), parameters, nullptr);
-  }
-  if (result != result_success) return driver_error(driver_, result, "launch the kernel", 0, out_error);
-  last_value_.store(value, std::memory_order_relaxed);
-  if (out_value != nullptr) *out_value = value;
-  return MKRT_OK;
+  return driver_.launch(&config, part.image.kernel(), parameters, nullptr);
+}
+
+// Some ranks were launched and cannot go on: they are told to leave, and the session fails until it is reset.
+void Session::abandon(Result result, uint32_t rank) noexcept {
+  const std::lock_guard lock(cancel_mutex_);
+  fail(result, rank);
+  send_aborts();
+}
+
+void Session::fail(Result result, uint32_t rank) noexcept {
+  failed_rank_.store(rank, std::memory_order_relaxed);
+  driver_failure_.store(result, std::memory_order_release);  // pairs with the acquire in status
 }
 
 mkrt_status Session::query(uint64_t* out_value, mkrt_error* out_error) noexcept {
@@ -246,13 +383,7 @@ mkrt_status Session::wait(uint64_t value, uint64_t timeout_ns, mkrt_error* out_e
     }
     if (now < watch_ns) continue;
     if (now >= next_look) {
-      // A launch that the driver gave up on never stores its value; the stream knows.
-      const ContextScope scope(*executable_.rank().context);
-      const Result result = scope.result() == result_success ? driver_.stream_query(stream_.get()) : scope.result();
-      if (result != result_success && result != result_not_ready) {
-        driver_failure_.store(result, std::memory_order_relaxed);
-        return status(out_error);
-      }
+      if (notice_failure()) return status(out_error);
       next_look = now + watch_ns;
     }
     std::this_thread::sleep_for(nap);
@@ -260,92 +391,170 @@ mkrt_status Session::wait(uint64_t value, uint64_t timeout_ns, mkrt_error* out_e
   return status(out_error);
 }
 
+// A launch that the driver gave up on never stores its value; its stream knows. The ranks that wait for it are told to
+// leave.
+bool Session::notice_failure() noexcept {
+  for (const auto& part : parts_) {
+    const ContextScope scope(*part->device.context);
+    const Result result =
+        scope.result() == result_success ? driver_.stream_query(part->launch_stream.get()) : scope.result();
+    if (result == result_success || result == result_not_ready) continue;
+    if (parts_.size() > 1) {
+      abandon(result, part->device.ranks.front());
+    } else {
+      fail(result, part->device.ranks.front());
+    }
+    return true;
+  }
+  return false;
+}
+
 void Session::cancel() noexcept {
   const std::lock_guard lock(cancel_mutex_);
   if (!busy()) return;
   cancelled_.store(true, std::memory_order_relaxed);
-  const ContextScope scope(*executable_.rank().context);
-  if (scope.result() != result_success) return;
-  driver_.copy_to_device(memory_.address() + control_offset_ + offsetof(mkrt_control, abort), &mailbox_->abort_word,
-                         sizeof(uint32_t), cancel_stream_.get());
+  send_aborts();
+}
+
+// Makes the launches of all ranks leave. `cancel_mutex_` is held.
+void Session::send_aborts() noexcept {
+  for (const auto& part : parts_) {
+    const ContextScope scope(*part->device.context);
+    if (scope.result() != result_success) continue;
+    for (const uint32_t rank : part->device.ranks) {
+      driver_.copy_to_device(memory_.address(rank) + places_.control + offsetof(mkrt_control, abort),
+                             &mailboxes_[rank]->abort_word, sizeof(uint32_t), part->side_stream.get());
+    }
+  }
+}
+
+// Waits until nothing of the session is on its way on any device.
+Result Session::settle(bool launches) noexcept {
+  for (const auto& part : parts_) {
+    const ContextScope scope(*part->device.context);
+    Result result = scope.result();
+    if (result == result_success && launches) result = driver_.stream_synchronize(part->launch_stream.get());
+    if (result == result_success) result = driver_.stream_synchronize(part->side_stream.get());
+    if (result != result_success) return result;
+  }
+  return result_success;
 }
 
 mkrt_status Session::reset(mkrt_error* out_error) noexcept {
   // A cancel that comes late must not hit the next execute: it is over before the control words become zero.
   const std::lock_guard lock(cancel_mutex_);
-  if (driver_failure_.load(std::memory_order_relaxed) == result_success && busy()) return report_busy(out_error);
-  const ContextScope scope(*executable_.rank().context);
-  Result result = scope.result();
-  if (result == result_success) result = driver_.stream_synchronize(cancel_stream_.get());
-  if (result == result_success) result = driver_.fill_bytes(memory_.address(), 0, cleared_bytes_, stream_.get());
-  if (result == result_success) result = driver_.stream_synchronize(stream_.get());
-  if (result != result_success) return driver_error(driver_, result, "reset the session", 0, out_error);
-  std::memset(&mailbox_->report, 0, sizeof(mailbox_->report));
-  // The stream is idle. A launch that the driver gave up on did not say so: its value counts as reached.
-  std::atomic_ref(mailbox_->timeline).store(last_value_.load(std::memory_order_relaxed), std::memory_order_release);
+  const bool lost = driver_failure_.load(std::memory_order_relaxed) != result_success;
+  if (!lost && busy()) return report_busy(out_error);
+  // All ranks first: a launch writes to the others' control words until it ends. Those that ended by themselves have
+  // said so.
+  Result result = settle(lost);
+  for (const auto& part : parts_) {
+    const ContextScope scope(*part->device.context);
+    if (result == result_success) result = scope.result();
+    for (const uint32_t rank : part->device.ranks) {
+      if (result != result_success) break;
+      result = driver_.fill_bytes(memory_.address(rank), 0, places_.cleared, part->copies);
+    }
+    if (result == result_success) result = driver_.stream_synchronize(part->copies);
+    if (result != result_success) {
+      const auto rank = static_cast<int32_t>(part->device.ranks.front());
+      return driver_error(driver_, result, "reset the session", rank, out_error);
+    }
+  }
+  for (Mailbox* mailbox : mailboxes_) {
+    std::memset(&mailbox->report, 0, sizeof(mailbox->report));
+    // The streams are idle. A launch that the driver gave up on did not say so: its value counts as reached.
+    std::atomic_ref(mailbox->timeline).store(last_value_.load(std::memory_order_relaxed), std::memory_order_release);
+  }
   driver_failure_.store(result_success, std::memory_order_relaxed);
   cancelled_.store(false, std::memory_order_relaxed);
   return MKRT_OK;
 }
 
-mkrt_status Session::write(uint32_t, uint32_t tensor, uint64_t offset, const void* data, uint64_t size,
+mkrt_status Session::write(uint32_t rank, uint32_t tensor, uint64_t offset, const void* data, uint64_t size,
                            mkrt_error* out_error) noexcept {
   if (busy()) return report_busy(out_error);
   if (size == 0) return MKRT_OK;
-  const ContextScope scope(*executable_.rank().context);
-  const DevicePointer to = memory_.address() + executable_.layout().tensor_offsets[tensor] + offset;
+  const Part& part = part_of(rank);
+  const ContextScope scope(*part.device.context);
+  const DevicePointer to = memory_.address(rank) + executable_.layout().tensor_offsets[tensor] + offset;
   Result result = scope.result();
-  if (result == result_success) result = driver_.copy_to_device(to, data, size, stream_.get());
-  if (result == result_success) result = driver_.stream_synchronize(stream_.get());
-  return result == result_success ? MKRT_OK : driver_error(driver_, result, "write a tensor", 0, out_error);
+  if (result == result_success) result = driver_.copy_to_device(to, data, size, part.copies);
+  if (result == result_success) result = driver_.stream_synchronize(part.copies);
+  if (result == result_success) return MKRT_OK;
+  return driver_error(driver_, result, "write a tensor", static_cast<int32_t>(rank), out_error);
 }
 
-mkrt_status Session::read(uint32_t, uint32_t tensor, uint64_t offset, uint64_t size, void* out_data,
+mkrt_status Session::read(uint32_t rank, uint32_t tensor, uint64_t offset, uint64_t size, void* out_data,
                           mkrt_error* out_error) noexcept {
+  const DevicePointer from = memory_.address(rank) + executable_.layout().tensor_offsets[tensor] + offset;
+  return copy_back(rank, from, size, out_data, "read a tensor", out_error);
+}
+
+mkrt_status Session::copy_back(uint32_t rank, DevicePointer from, uint64_t size, void* out_data, const char* what,
+                               mkrt_error* out_error) noexcept {
   if (busy()) return report_busy(out_error);
   if (size == 0) return MKRT_OK;
-  const ContextScope scope(*executable_.rank().context);
-  const DevicePointer from = memory_.address() + executable_.layout().tensor_offsets[tensor] + offset;
+  const Part& part = part_of(rank);
+  const ContextScope scope(*part.device.context);
   Result result = scope.result();
-  if (result == result_success) result = driver_.copy_to_host(out_data, from, size, stream_.get());
-  if (result == result_success) result = driver_.stream_synchronize(stream_.get());
-  return result == result_success ? MKRT_OK : driver_error(driver_, result, "read a tensor", 0, out_error);
+  if (result == result_success) result = driver_.copy_to_host(out_data, from, size, part.copies);
+  if (result == result_success) result = driver_.stream_synchronize(part.copies);
+  if (result == result_success) return MKRT_OK;
+  return driver_error(driver_, result, what, static_cast<int32_t>(rank), out_error);
 }
 
-void* Session::tensor_address(uint32_t, uint32_t tensor) noexcept {
-  return reinterpret_cast<void*>(memory_.address() + executable_.layout().tensor_offsets[tensor]);
+void* Session::tensor_address(uint32_t rank, uint32_t tensor) noexcept {
+  return reinterpret_cast<void*>(memory_.address(rank) + executable_.layout().tensor_offsets[tensor]);
 }
 
 void Session::trace(uint32_t tiles_per_worker) {
   if (busy()) throw base::Failure(MKRT_ERROR_BUSY, "the session has work in flight");
-  const ContextScope scope(*executable_.rank().context);
-  driver_.check(scope.result(), "make the device's context current");
-  trace_memory_ = DeviceMemory();
   trace_tiles_ = 0;
+  set_trace_addresses({});
+  trace_memory_.clear();
   if (tiles_per_worker == 0) return;
-  const uint64_t bytes = uint64_t{executable_.rank().info.worker_count} * tiles_per_worker * sizeof(mkrt_trace_tile);
-  trace_memory_ = DeviceMemory(executable_.heap(), bytes, "a trace");
-  driver_.check(driver_.fill_bytes(trace_memory_.address(), 0, bytes, stream_.get()), "clear the trace");
-  driver_.check(driver_.stream_synchronize(stream_.get()), "clear the trace");
+  std::vector<uint64_t> addresses;
+  for (uint32_t rank = 0; rank < mesh_.rank_count(); ++rank) {
+    const Part& part = part_of(rank);
+    const ContextScope scope(*part.device.context);
+    driver_.check(scope.result(), "make the device's context current");
+    const uint64_t bytes = uint64_t{mesh_.ranks()[rank].info.worker_count} * tiles_per_worker * sizeof(mkrt_trace_tile);
+    addresses.push_back(trace_memory_.emplace_back(executable_.heaps()[rank], bytes, "a trace").address());
+    driver_.check(driver_.fill_bytes(addresses.back(), 0, bytes, part.copies), "clear the trace");
+    driver_.check(driver_.stream_synchronize(part.copies), "clear the trace");
+  }
+  set_trace_addresses(addresses);
   trace_tiles_ = tiles_per_worker;
+}
+
+// By rank; none: nothing is traced.
+void Session::set_trace_addresses(std::span<const uint64_t> addresses) {
+  for (size_t i = 0; i < launches_.size(); ++i) {
+    launches_[i].trace = addresses.empty() ? 0 : addresses[i / entry_count_];
+  }
+  for (const auto& part : parts_) {
+    const ContextScope scope(*part->device.context);
+    driver_.check(scope.result(), "make the device's context current");
+    share_launches(*part);
+  }
 }
 
 mkrt_status Session::read_trace(uint32_t worker, uint32_t count, mkrt_trace_tile* out_tiles,
                                 mkrt_error* out_error) noexcept {
   if (busy()) return report_busy(out_error);
   if (count == 0) return MKRT_OK;
-  if (worker >= executable_.rank().info.worker_count || count > trace_tiles_) {
+  uint32_t rank = 0;
+  uint32_t of_rank = worker;
+  while (rank < mesh_.rank_count() && of_rank >= mesh_.ranks()[rank].info.worker_count) {
+    of_rank -= mesh_.ranks()[rank++].info.worker_count;
+  }
+  if (rank == mesh_.rank_count() || count > trace_tiles_) {
     return base::report(out_error, MKRT_ERROR_ARGUMENT, "the trace has %u tiles of each of %u workers", trace_tiles_,
-                        trace_tiles_ == 0 ? 0 : executable_.rank().info.worker_count);
+                        trace_tiles_ == 0 ? 0 : worker - of_rank);
   }
-  const ContextScope scope(*executable_.rank().context);
-  const DevicePointer from = trace_memory_.address() + uint64_t{worker} * trace_tiles_ * sizeof(mkrt_trace_tile);
-  Result result = scope.result();
-  if (result == result_success) {
-    result = driver_.copy_to_host(out_tiles, from, count * sizeof(mkrt_trace_tile), stream_.get());
-  }
-  if (result == result_success) result = driver_.stream_synchronize(stream_.get());
-  return result == result_success ? MKRT_OK : driver_error(driver_, result, "read a trace", 0, out_error);
+  const DevicePointer from = trace_memory_[rank].address() + uint64_t{of_rank} * trace_tiles_ * sizeof(mkrt_trace_tile);
+  return copy_back(rank, from, count * sizeof(mkrt_trace_tile), out_tiles, "read a trace", out_error);
 }
 
 }  // namespace mkrt::cuda

@@ -1,12 +1,15 @@
-// One stream of work on a GPU.
+// One stream of work on GPUs.
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "cuda/executable.hpp"
 #include "cuda/memory.hpp"
+#include "cuda/symmetric.hpp"
 #include "device/device.hpp"
 #include "mkrt/device/launch.h"
 
@@ -14,7 +17,7 @@ namespace mkrt::cuda {
 
 class Session final : public device::Session {
  public:
-  // `executable` outlives the session; its context is current. Throws Failure.
+  // `executable` outlives the session. Throws Failure.
   explicit Session(Executable& executable);
   ~Session() override;
 
@@ -34,41 +37,85 @@ class Session final : public device::Session {
                          mkrt_error* out_error) noexcept override;
 
  private:
-  // Pinned memory that the device writes and the host reads.
-  struct Mailbox {
+  // Pinned memory that a rank's launches write and the host reads; on lines of its own, as ranks write at once.
+  struct alignas(128) Mailbox {
     uint64_t timeline;  // value that the last finished launch stored
     mkrt_report report;
     uint32_t abort_word;  // what a cancel copies to the device; constant
   };
 
-  void plan_memory();
-  void encode();
-  void clear(const char* what);
+  // What the session has on a device of the mesh.
+  struct Part {
+    Part(const MeshDevice& device, const LoadedImage& image);
+
+    const MeshDevice& device;
+    const LoadedImage& image;
+    StreamHandle launch_stream;
+    StreamHandle side_stream;  // for cancels
+    // Copies wait for what the application has queued on its stream, but not for launches of other sessions on a stream
+    // of the mesh's.
+    Stream copies;
+    PinnedMemory mailboxes;  // of its ranks, in their order
+  };
+
+  // Where things lie in a session's memory, the same on every rank, in bytes.
+  struct Places {
+    uint64_t control = 0;
+    uint64_t epochs = 0;
+    uint64_t cleared = 0;  // all before it: heap, control and epochs, which a reset makes zero
+    uint64_t deltas = 0;
+    std::vector<uint64_t> records, first_tiles, local_ranks;  // by entry
+    uint64_t size = 0;
+  };
+
+  static std::vector<std::unique_ptr<Part>> make_parts(const Executable& executable);
+  static Places plan_places(const Executable& executable);
+  void find_mailboxes();
+  mkrt_launch plan_launch(uint32_t rank, uint32_t entry) const;
+  void encode(uint32_t rank, Stream stream);
+  void share_launches(const Part& part);
+  void set_trace_addresses(std::span<const uint64_t> addresses);
+  void fill(const Part& part);
+
+  Result enqueue_launch(const Part& part, const device::ExecuteRequest& request, uint64_t value) noexcept;
+  void abandon(Result result, uint32_t rank) noexcept;
+  void fail(Result result, uint32_t rank) noexcept;
+  bool notice_failure() noexcept;
+  void send_aborts() noexcept;
+  Result settle(bool launches) noexcept;
+  void finish_work() noexcept;
+  mkrt_status copy_back(uint32_t rank, DevicePointer from, uint64_t size, void* out_data, const char* what,
+                        mkrt_error* out_error) noexcept;
+
   bool busy() const noexcept;
   mkrt_status report_busy(mkrt_error* out_error) const noexcept;
   // OK, or what a launch reported.
   mkrt_status status(mkrt_error* out_error) const noexcept;
   mkrt_status fill_report(const mkrt_report& report, mkrt_error* out_error) const noexcept;
   uint64_t completed() const noexcept;
-  mkrt_report report() const noexcept;
+  static mkrt_report report_of(Mailbox& mailbox) noexcept;
+  mkrt_launch& launch_of(uint32_t rank, uint32_t entry) noexcept { return launches_[rank * entry_count_ + entry]; }
+  const Part& part_of(uint32_t rank) const noexcept { return *parts_[mesh_.ranks()[rank].device]; }
 
   Executable& executable_;
+  Mesh& mesh_;
   const Driver& driver_;
-  StreamHandle stream_;
-  StreamHandle cancel_stream_;
-  PinnedMemory mailbox_memory_;
-  Mailbox* mailbox_;
-  DeviceMemory memory_;         // heap, control, epochs, tables
-  uint64_t cleared_bytes_ = 0;  // heap, control and epochs: what a reset makes zero
-  uint64_t control_offset_ = 0;
-  DeviceMemory trace_memory_;
+  const uint32_t entry_count_;
+  std::vector<std::unique_ptr<Part>> parts_;  // by the number of the mesh's device
+  std::vector<Mailbox*> mailboxes_;           // by rank
+  const Places places_;
+  SymmetricMemory memory_;
+  std::vector<DeviceMemory> trace_memory_;  // by rank; empty where nothing is traced
   uint32_t trace_tiles_ = 0;
-  std::vector<mkrt_launch> launches_;  // one for each entry, complete but for what a request says
+  std::vector<mkrt_launch> launches_;  // for each rank and entry, complete but for what a request says
   std::vector<uint32_t> entry_of_;     // of the launches in flight, by timeline value modulo their number
   std::atomic<uint64_t> last_value_{0};
   std::mutex cancel_mutex_;  // a cancel and a reset do not overlap
   std::atomic<bool> cancelled_{false};
-  std::atomic<Result> driver_failure_{result_success};  // what the stream reported, once it did
+  // What a stream reported, once it did, or the launch of one rank after another's; and the rank. The rank is written
+  // first.
+  std::atomic<Result> driver_failure_{result_success};
+  std::atomic<uint32_t> failed_rank_{0};
 };
 
 }  // namespace mkrt::cuda

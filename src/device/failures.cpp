@@ -70,6 +70,16 @@ void fill_deadline(const package::Entry& entry, const TilePlace& place, const Mi
   out_error->value_wanted = missed.wanted;
 }
 
+void fill_rank_deadline(const MissedRanks& missed, mkrt_error* out_error) noexcept {
+  base::report(out_error, MKRT_ERROR_DEADLINE,
+               "rank %" PRIu32 ": waited %" PRIu64 " us for all ranks to %s the execute, %" PRIu32 " of %" PRIu32
+               " did",
+               missed.rank, missed.waited_ns / 1000, missed.end ? "end" : "begin", missed.come, missed.rank_count);
+  out_error->rank = static_cast<int32_t>(missed.rank);
+  out_error->value_seen = missed.come;
+  out_error->value_wanted = missed.rank_count;
+}
+
 void fill_fault(const package::IsaDefinition& isa, const package::Entry& entry, const TilePlace& place, uint32_t fault,
                 mkrt_error* out_error) noexcept {
   const package::OpcodeDefinition& opcode = isa.opcodes[entry.records[place.record].opcode];

@@ -29,6 +29,16 @@ struct MissedCounter {
 
 void fill_deadline(const package::Entry& entry, const TilePlace& place, const MissedCounter& missed,
                    mkrt_error* out_error) noexcept;
+
+// A rank that waited in vain for the others, to begin an execute or to end it.
+struct MissedRanks {
+  uint32_t rank;
+  bool end;
+  uint32_t come, rank_count;
+  uint64_t waited_ns;
+};
+void fill_rank_deadline(const MissedRanks& missed, mkrt_error* out_error) noexcept;
+
 void fill_fault(const package::IsaDefinition& isa, const package::Entry& entry, const TilePlace& place, uint32_t fault,
                 mkrt_error* out_error) noexcept;
 

@@ -65,7 +65,28 @@ std::unique_ptr<device::Mesh> create_cuda(Runtime& runtime, std::span<const mkrt
   return cuda::create_mesh(runtime.hooks(), runtime.cuda().driver(), ranks, device_memory);
 }
 
-// A mesh on the first CUDA device that can be used. Null where there is none, and why.
+bool is_old(const mkrt_device_info& device) { return device.compute_major < oldest_default_major; }
+
+// Several ranks, each on a device of its own: the first that are new enough. Null where they are fewer than the ranks,
+// or cannot be in one mesh, which is logged.
+std::unique_ptr<device::Mesh> try_a_device_each(Runtime& runtime, std::span<const mkrt_rank_desc> ranks,
+                                                const mkrt_device_memory_extension* device_memory) {
+  std::vector<mkrt_rank_desc> apart(ranks.begin(), ranks.end());
+  size_t placed = 0;
+  for (const mkrt_device_info& info : runtime.cuda().found().devices) {
+    if (!is_old(info) && placed < apart.size()) apart[placed++].ordinal = info.ordinal;
+  }
+  if (ranks.size() == 1 || placed < apart.size()) return nullptr;
+  try {
+    return create_cuda(runtime, apart, device_memory);
+  } catch (const base::Failure& failure) {
+    runtime.log(MKRT_LOG_WARNING, base::text("the ranks share a device: ", failure.message()));
+    return nullptr;
+  }
+}
+
+// A mesh on CUDA devices: one for each rank, or else all ranks on the first that can be used. Null where there is none,
+// and why.
 std::unique_ptr<device::Mesh> try_cuda(Runtime& runtime, std::span<const mkrt_rank_desc> ranks,
                                        const mkrt_device_memory_extension* device_memory, std::string* out_reason) {
   const CudaDevices::Found& found = runtime.cuda().found();
@@ -73,12 +94,13 @@ std::unique_ptr<device::Mesh> try_cuda(Runtime& runtime, std::span<const mkrt_ra
     *out_reason = found.refusal->message();
     return nullptr;
   }
+  if (std::unique_ptr<device::Mesh> mesh = try_a_device_each(runtime, ranks, device_memory)) return mesh;
   *out_reason = "there is no CUDA device";
   for (const mkrt_device_info& info : found.devices) {
     std::vector<mkrt_rank_desc> on_device(ranks.begin(), ranks.end());
     for (mkrt_rank_desc& rank : on_device) rank.ordinal = info.ordinal;
     try {
-      if (info.compute_major < oldest_default_major) {
+      if (is_old(info)) {
         throw base::Failure(MKRT_ERROR_UNSUPPORTED, base::text("its compute capability is ", info.compute_major, ".",
                                                                info.compute_minor, ", less than 8.0"));
       }

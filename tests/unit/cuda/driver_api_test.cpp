@@ -36,6 +36,7 @@ TEST_CASE("every function of the table has the signature that its version has"){
     CHECK_MESSAGE(same, #symbol);                                                              \
   }
     MKRT_CUDA_REQUIRED(MKRT_CHECK_SIGNATURE) MKRT_CUDA_OPTIONAL(MKRT_CHECK_SIGNATURE)
+        MKRT_CUDA_RANKS(MKRT_CHECK_SIGNATURE)
 #undef MKRT_CHECK_SIGNATURE
 }
 
@@ -55,6 +56,16 @@ TEST_CASE("constants have the values of cuda.h") {
   CHECK(int{attribute_compute_minor} == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
   CHECK(int{attribute_cooperative_launch} == CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH);
   CHECK(int{attribute_shared_memory_per_block_optin} == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+  CHECK(int{attribute_virtual_memory} == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+  CHECK(int{attribute_posix_memory_handles} == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+  CHECK(int{peer_access_supported} == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED);
+  CHECK(int{peer_native_atomics} == CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED);
+  CHECK(memory_pinned_on_device == CU_MEM_ALLOCATION_TYPE_PINNED);
+  CHECK(memory_location_device == CU_MEM_LOCATION_TYPE_DEVICE);
+  CHECK(memory_handle_none == CU_MEM_HANDLE_TYPE_NONE);
+  CHECK(memory_handle_posix == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  CHECK(memory_access_read_write == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  CHECK(int{granularity_recommended} == CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
   CHECK(int{function_max_threads_per_block} == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
   CHECK(int{function_max_dynamic_shared_bytes} == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
   CHECK(stream_non_blocking == CU_STREAM_NON_BLOCKING);
@@ -66,6 +77,14 @@ TEST_CASE("constants have the values of cuda.h") {
 
 TEST_CASE("structs have the layout of cuda.h") {
   CHECK(sizeof(Uuid) == sizeof(CUuuid));
+  CHECK(sizeof(MemoryProperties) == sizeof(CUmemAllocationProp));
+  CHECK(offsetof(MemoryProperties, handle_types) == offsetof(CUmemAllocationProp, requestedHandleTypes));
+  CHECK(offsetof(MemoryProperties, location.type) == offsetof(CUmemAllocationProp, location.type));
+  CHECK(offsetof(MemoryProperties, location.id) == offsetof(CUmemAllocationProp, location.id));
+  CHECK(offsetof(MemoryProperties, windows_attributes) == offsetof(CUmemAllocationProp, win32HandleMetaData));
+  CHECK(offsetof(MemoryProperties, flags) == offsetof(CUmemAllocationProp, allocFlags));
+  CHECK(sizeof(MemoryAccess) == sizeof(CUmemAccessDesc));
+  CHECK(offsetof(MemoryAccess, flags) == offsetof(CUmemAccessDesc, flags));
   CHECK(sizeof(LaunchAttribute) == sizeof(CUlaunchAttribute));
   CHECK(offsetof(LaunchAttribute, id) == offsetof(CUlaunchAttribute, id));
   CHECK(offsetof(LaunchAttribute, value) == offsetof(CUlaunchAttribute, value));

@@ -111,7 +111,8 @@ class DriverDouble::State {
 
   static bool gives_back(const std::string& name) {
     return name == "context_pop" || name == "memory_free" || name == "host_free" || name == "stream_destroy" ||
-           name == "module_unload" || name == "primary_context_release";
+           name == "module_unload" || name == "primary_context_release" || name == "memory_unmap" ||
+           name == "memory_release" || name == "address_free";
   }
 
   void violate(std::string what) {
@@ -163,6 +164,8 @@ class DriverDouble::State {
       case attribute_compute_minor: *out = found->minor; break;
       case attribute_cooperative_launch: *out = found->cooperative ? 1 : 0; break;
       case attribute_shared_memory_per_block_optin: *out = found->shared_memory; break;
+      case attribute_virtual_memory: *out = found->virtual_memory ? 1 : 0; break;
+      case attribute_posix_memory_handles: *out = found->posix_handles ? 1 : 0; break;
       default: return result_invalid_value;
     }
     return result_success;
@@ -337,6 +340,165 @@ class DriverDouble::State {
     return result_success;
   }
 
+  // ---- mapped memory ---------------------------------------------------------------------------------------------
+
+  static constexpr size_t granularity = 65'536;
+
+  // A range of reserved addresses, and the host memory that stands for whatever is mapped there.
+  struct Range {
+    std::unique_ptr<std::byte, decltype(&std::free)> memory;
+    size_t bytes;
+  };
+  struct Physical {
+    int device;
+    size_t bytes;
+    bool mapped;
+  };
+  struct Mapping {
+    size_t bytes;
+    PhysicalMemory memory;
+    std::set<int> access;  // devices
+  };
+
+  struct Path {
+    bool access = true, atomics = true;
+  };
+  const Path* path(DeviceNumber from, DeviceNumber to) {
+    if (device(from) == nullptr || device(to) == nullptr) return nullptr;
+    if (from == to) violate("a path of a device to itself is asked for");
+    return &paths_[{from - number_base, to - number_base}];
+  }
+  Result device_can_access_peer(int* out, DeviceNumber from, DeviceNumber to) {
+    const Path* found = path(from, to);
+    if (found == nullptr) return result_invalid_device;
+    *out = found->access ? 1 : 0;
+    return result_success;
+  }
+  Result peer_attribute(int* out, PeerAttribute attribute, DeviceNumber from, DeviceNumber to) {
+    const Path* found = path(from, to);
+    if (found == nullptr) return result_invalid_device;
+    if (attribute != peer_access_supported && attribute != peer_native_atomics) return result_invalid_value;
+    *out = (attribute == peer_access_supported ? found->access : found->atomics) ? 1 : 0;
+    return result_success;
+  }
+  // The device of properties that make sense, or nullptr.
+  const SimulatedDevice* device_of(const MemoryProperties& properties) {
+    const SimulatedDevice* found = device(properties.location.id);
+    if (found == nullptr || properties.type != memory_pinned_on_device ||
+        properties.location.type != memory_location_device || !found->virtual_memory) {
+      return nullptr;
+    }
+    const bool plain = properties.handle_types == memory_handle_none;
+    return plain || (properties.handle_types == memory_handle_posix && found->posix_handles) ? found : nullptr;
+  }
+  Result memory_granularity(size_t* out, const MemoryProperties* properties, MemoryGranularity which) {
+    if (device_of(*properties) == nullptr || which != granularity_recommended) return result_invalid_value;
+    *out = granularity;
+    return result_success;
+  }
+  Result address_reserve(DevicePointer* out, size_t bytes, size_t alignment, DevicePointer wanted,
+                         unsigned long long flags) {
+    if (bytes == 0 || bytes % granularity != 0 || alignment % granularity != 0 || wanted != 0 || flags != 0) {
+      return result_invalid_value;
+    }
+    auto* memory = static_cast<std::byte*>(std::aligned_alloc(granularity, bytes));
+    *out = reinterpret_cast<uintptr_t>(memory) + bias;
+    const std::lock_guard lock(mutex_);
+    ranges_.emplace(*out, Range{{memory, &std::free}, bytes});
+    return result_success;
+  }
+  Result address_free(DevicePointer address, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const auto found = ranges_.find(address);
+    if (found == ranges_.end() || found->second.bytes != bytes) {
+      violations_.push_back("addresses are freed that were not reserved or are freed already");
+      return result_invalid_value;
+    }
+    const auto mapping = mappings_.lower_bound(address);
+    if (mapping != mappings_.end() && mapping->first < address + bytes) {
+      violations_.push_back("addresses are freed where memory is mapped");
+      return result_invalid_value;
+    }
+    ranges_.erase(found);
+    return result_success;
+  }
+  Result memory_create(PhysicalMemory* out, size_t bytes, const MemoryProperties* properties,
+                       unsigned long long flags) {
+    if (require_context("memory_create") == nullptr) return result_invalid_context;
+    if (device_of(*properties) == nullptr || bytes == 0 || bytes % granularity != 0 || flags != 0) {
+      return result_invalid_value;
+    }
+    const int device = properties->location.id - number_base;
+    const std::lock_guard lock(mutex_);
+    size_t& free = free_bytes_[static_cast<size_t>(device)];
+    if (bytes > free) return result_out_of_memory;
+    free -= bytes;
+    *out = ++last_physical_;
+    physical_.emplace(*out, Physical{device, bytes, false});
+    return result_success;
+  }
+  Result memory_release(PhysicalMemory memory) {
+    const std::lock_guard lock(mutex_);
+    const auto found = physical_.find(memory);
+    if (found == physical_.end() || found->second.mapped) {
+      violations_.push_back("memory is released that does not exist, is released already, or is mapped");
+      return result_invalid_value;
+    }
+    free_bytes_[static_cast<size_t>(found->second.device)] += found->second.bytes;
+    physical_.erase(found);
+    return result_success;
+  }
+  Result memory_map(DevicePointer address, size_t bytes, size_t offset, PhysicalMemory memory,
+                    unsigned long long flags) {
+    const std::lock_guard lock(mutex_);
+    auto range = ranges_.upper_bound(address);
+    const auto found = physical_.find(memory);
+    if (range == ranges_.begin() || found == physical_.end() || flags != 0) return result_invalid_value;
+    --range;
+    const uint64_t start = address - range->first;
+    if (start % granularity != 0 || start >= range->second.bytes || bytes > range->second.bytes - start ||
+        offset != 0 || bytes != found->second.bytes || found->second.mapped) {
+      return result_invalid_value;
+    }
+    const auto next = mappings_.lower_bound(address);
+    if (next != mappings_.end() && next->first < address + bytes) return result_invalid_value;
+    if (next != mappings_.begin() && std::prev(next)->first + std::prev(next)->second.bytes > address) {
+      return result_invalid_value;
+    }
+    found->second.mapped = true;
+    std::memset(range->second.memory.get() + start, 0xa5, bytes);
+    mappings_.emplace(address, Mapping{bytes, memory, {}});
+    return result_success;
+  }
+  Result memory_unmap(DevicePointer address, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const auto found = mappings_.find(address);
+    if (found == mappings_.end() || found->second.bytes != bytes) {
+      violations_.push_back("memory is unmapped that is not mapped");
+      return result_invalid_value;
+    }
+    physical_.at(found->second.memory).mapped = false;
+    mappings_.erase(found);
+    return result_success;
+  }
+  Result memory_set_access(DevicePointer address, size_t bytes, const MemoryAccess* access, size_t count) {
+    if (require_context("memory_set_access") == nullptr) return result_invalid_context;
+    const std::lock_guard lock(mutex_);
+    const auto found = mappings_.find(address);
+    if (found == mappings_.end() || found->second.bytes != bytes || count == 0) return result_invalid_value;
+    const int owner = physical_.at(found->second.memory).device;
+    for (size_t i = 0; i < count; ++i) {
+      const int device = access[i].location.id - number_base;
+      if (access[i].location.type != memory_location_device || access[i].flags != memory_access_read_write ||
+          device < 0 || static_cast<size_t>(device) >= devices_.size()) {
+        return result_invalid_value;
+      }
+      if (device != owner && !paths_[{device, owner}].access) return result_invalid_device;
+      found->second.access.insert(device);
+    }
+    return result_success;
+  }
+
   // Host memory behind a range of a device's addresses, in memory that `device` can reach.
   std::byte* translate(int device, uint64_t address, uint64_t bytes, const char* what) {
     const std::lock_guard lock(mutex_);
@@ -348,6 +510,15 @@ class DriverDouble::State {
       if (offset > block->second.bytes || bytes > block->second.bytes - offset) continue;
       if (blocks == &memory_ && block->second.context->device != device) continue;
       return block->second.memory.get() + offset;
+    }
+    auto mapping = mappings_.upper_bound(address);
+    if (mapping != mappings_.begin()) {
+      --mapping;
+      const uint64_t offset = address - mapping->first;
+      if (offset <= mapping->second.bytes && bytes <= mapping->second.bytes - offset &&
+          mapping->second.access.count(device) != 0) {
+        return reinterpret_cast<std::byte*>(address - bias);
+      }
     }
     violations_.push_back(std::string(what) + " lies in no memory of the device");
     return nullptr;
@@ -612,9 +783,11 @@ class DriverDouble::State {
         return;
       }
       const int device = stream->context->device;
-      run_kernel(seen.parameters, seen.grid, *isa, [this, device](uint64_t address, uint64_t bytes, const char* what) {
-        return translate(device, address, bytes, what);
-      });
+      const std::string wrong = run_kernel(seen.parameters, seen.grid, *isa,
+                                           [this, device](uint64_t address, uint64_t bytes, const char* what) {
+                                             return translate(device, address, bytes, what);
+                                           });
+      if (!wrong.empty()) violate(wrong);
     });
     return result_success;
   }
@@ -666,7 +839,7 @@ class DriverDouble::State {
   }
   size_t live_objects() {
     const std::lock_guard lock(mutex_);
-    size_t count = pinned_.size() + modules_.size();
+    size_t count = pinned_.size() + modules_.size() + ranges_.size() + physical_.size() + mappings_.size();
     for (const auto& block : memory_) count += block.second.of_application ? 0 : 1;
     for (const auto& stream : streams_) count += stream->of_application ? 0 : 1;
     for (const Primary& primary : primaries_) count += static_cast<size_t>(primary.retained);
@@ -693,6 +866,11 @@ class DriverDouble::State {
   std::set<Context> application_contexts_;
   std::vector<std::unique_ptr<ContextObject>> application_context_objects_;
   std::map<uint64_t, Block> memory_, pinned_;  // by device address
+  std::map<uint64_t, Range> ranges_;           // by device address
+  std::map<uint64_t, Mapping> mappings_;       // by device address
+  std::map<PhysicalMemory, Physical> physical_;
+  PhysicalMemory last_physical_ = 0;
+  std::map<std::pair<int, int>, Path> paths_;
   std::vector<std::unique_ptr<StreamObject>> streams_;
   std::vector<std::unique_ptr<ModuleObject>> modules_;
   std::vector<const mkrt_host_isa*> isas_;
@@ -756,6 +934,7 @@ DriverDouble::DriverDouble(std::vector<SimulatedDevice> devices) : state_(std::m
   Entry<& State::function>::name = #function;                   \
   state_->table_.function = Entry<&State::function>::call;
   MKRT_CUDA_REQUIRED(MKRT_DOUBLE_BIND)
+  MKRT_CUDA_RANKS(MKRT_DOUBLE_BIND)
 #undef MKRT_DOUBLE_BIND
   state_->table_.error_name = Entry<&State::error_name>::ask;
   state_->table_.error_text = Entry<&State::error_text>::ask;
@@ -804,6 +983,18 @@ std::string DriverDouble::failed_call() const {
 void DriverDouble::break_next_launch(Result result) {
   const std::lock_guard lock(state_->mutex_);
   state_->break_next_ = result;
+}
+
+void DriverDouble::forget(const char* name) {
+#define MKRT_DOUBLE_FORGET(function, parameters, symbol, version) \
+  if (std::string(name) == #function) state_->table_.function = nullptr;
+  MKRT_CUDA_RANKS(MKRT_DOUBLE_FORGET)
+#undef MKRT_DOUBLE_FORGET
+}
+
+void DriverDouble::set_path(int from, int to, bool access, bool atomics) {
+  const std::lock_guard lock(state_->mutex_);
+  state_->paths_[{from, to}] = {access, atomics};
 }
 
 void DriverDouble::set_free_memory(int device, size_t bytes) {

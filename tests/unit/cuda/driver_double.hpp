@@ -6,6 +6,7 @@
 //    the double never gave out;
 //  - calls without a current context, or with another context than that of the objects they name;
 //  - contexts that are popped without a push, or still pushed when a thread ends;
+//  - mapped memory that is freed in another order than unmap, release, free of the addresses;
 //  - addresses that a copy, a fill or a kernel uses and that lie in no memory of the device;
 //  - launches that the device could not take, or that are not cooperative;
 //  - use of the default stream, which would wait for the application's work.
@@ -34,6 +35,8 @@ struct SimulatedDevice {
   int shared_memory = 200'000;  // of a block
   int largest_block = 1024;
   bool cooperative = true;
+  bool virtual_memory = true;
+  bool posix_handles = true;
   size_t memory = size_t{1} << 30;
 };
 
@@ -78,6 +81,10 @@ class DriverDouble {
   std::string failed_call() const;  // the first that was made to fail, such as "memory_allocate"; empty: none yet
   // The next launch is taken, never runs, and its stream reports `result` from then on.
   void break_next_launch(Result result);
+  // The table lacks a function from now on.
+  void forget(const char* name);
+  // What the path from one device to another can do; all devices reach each other unless they are told not to.
+  void set_path(int from, int to, bool access, bool atomics);
   // Larger allocations fail for lack of room.
   void set_free_memory(int device, size_t bytes);
 

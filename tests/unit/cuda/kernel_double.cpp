@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
+#include <cstring>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "mkrt/mkrt.h"
@@ -22,6 +25,7 @@ class Kernel {
 
   void run() {
     if (!find_memory()) return;
+    if (launch_.rank_count > 1 && !begin_together()) return finish();
     const uint32_t step_tiles = first_tiles_[launch_.record_count];
     for (uint64_t number = 0; number < uint64_t{step_tiles} * launch_.step_count; ++number) {
       if (launch_.queue_mode == MKRT_QUEUE_DYNAMIC) ++control_->queue;
@@ -51,7 +55,45 @@ class Kernel {
     return launch_.trace == 0 || find(trace_, launch_.trace, uint64_t{grid_} * launch_.trace_tiles, "a launch's trace");
   }
 
-  bool aborted() const { return std::atomic_ref(control_->abort).load(std::memory_order_relaxed) != 0; }
+  uint32_t abort_word() const { return std::atomic_ref(control_->abort).load(std::memory_order_relaxed); }
+  bool aborted() const { return abort_word() != 0; }
+
+  mkrt_control* control_at(uint32_t rank) {
+    mkrt_control* control = nullptr;
+    find(control, launch_.control + static_cast<uint64_t>(rank_delta_[rank]), 1, "a peer's control words");
+    return control;
+  }
+
+  // Adds 1 to a word of every rank's control.
+  void tell_ranks(uint32_t mkrt_control::*word) {
+    for (uint32_t rank = 0; rank < launch_.rank_count; ++rank) {
+      mkrt_control* theirs = control_at(rank);
+      if (theirs != nullptr) std::atomic_ref(theirs->*word).fetch_add(1, std::memory_order_release);
+    }
+  }
+  // Waits until every rank has done so for this launch.
+  bool wait_for_ranks(uint32_t mkrt_control::*word, uint32_t which) {
+    const uint32_t before = control_->launches * launch_.rank_count;
+    const uint64_t begin = now_ns();
+    for (;;) {
+      const uint32_t come = std::atomic_ref(control_->*word).load(std::memory_order_acquire) - before;
+      if (come >= launch_.rank_count) return true;
+      if (aborted()) return false;
+      if (const uint64_t waited = now_ns() - begin; waited > launch_.wait_limit_ns) {
+        record_.index = which;
+        report_->value_seen = come;
+        report_->value_wanted = launch_.rank_count;
+        report_->waited_ns = waited;
+        give_up(MKRT_ERROR_DEADLINE);
+        return false;
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+  bool begin_together() {
+    tell_ranks(&mkrt_control::ranks_begun);
+    return wait_for_ranks(&mkrt_control::ranks_begun, MKRT_REPORT_BEGIN);
+  }
 
   bool run_tile(uint64_t number, uint32_t step, uint32_t tile) {
     uint32_t r = 0;
@@ -70,13 +112,34 @@ class Kernel {
       return false;
     }
     for (uint32_t i = 0; i < record_.signal_count; ++i) {
-      uint32_t* counter = nullptr;
-      const mkrt_signal& signal = record_.signal[i];
-      if (!find_counter(counter, counter_number(signal.first, signal.stride, signal.divide))) return false;
-      std::atomic_ref(*counter).fetch_add(1, std::memory_order_release);
+      if (!signal(record_.signal[i])) return false;
     }
     trace(number / grid_);
     return true;
+  }
+
+  bool signal(const mkrt_signal& signal) {
+    const uint64_t number = counter_number(signal.first, signal.stride, signal.divide);
+    const auto [first, count] = ranks_of(signal.rank);
+    for (uint32_t rank = first; rank < first + count; ++rank) {
+      uint32_t* counter = nullptr;
+      if (!find_counter(counter, number, rank)) return false;
+      std::atomic_ref(*counter).fetch_add(1, std::memory_order_release);
+    }
+    return true;
+  }
+
+  // The ranks that a selector means: first and number.
+  std::pair<uint32_t, uint32_t> ranks_of(mkrt_rank_selector selector) const {
+    switch (selector.mode) {
+      case MKRT_RANK_ALL: return {0, launch_.rank_count};
+      case MKRT_RANK_FIXED: return {selector.offset, 1};
+      case MKRT_RANK_RELATIVE: {
+        const uint32_t index = selector.dimension == 0xff ? 0 : tile_.index[selector.dimension];
+        return {(launch_.rank + selector.offset + index) % launch_.rank_count, 1};
+      }
+      default: return {launch_.rank, 1};
+    }
   }
 
   void set_indices() {
@@ -105,7 +168,15 @@ class Kernel {
       for (int d = 0; d < MKRT_TILE_DIMENSIONS; ++d) start += tile_.index[d] * operand.stride[d];
       const uint64_t row = std::min(operand.size, operand.limit - start);
       const uint64_t bytes = (operand.rows - 1) * operand.row_stride + row;
-      std::byte* slice = translate_(operand.address + start, bytes, "an operand's slice");
+      // Everything that the instruction may touch; the own rank's place last, as it is from there that it reaches
+      // others.
+      std::byte* slice = nullptr;
+      const auto [first, count] = ranks_of(operand.rank);
+      for (uint32_t rank = first; rank < first + count; ++rank) {
+        const uint64_t theirs = operand.address + start + static_cast<uint64_t>(rank_delta_[rank]);
+        if (translate_(theirs, bytes, "an operand's slice at a rank") == nullptr) return false;
+      }
+      slice = translate_(operand.address + start, bytes, "an operand's slice");
       if (slice == nullptr) return false;
       operand.address = reinterpret_cast<uintptr_t>(slice) - start;
     }
@@ -118,8 +189,9 @@ class Kernel {
     for (int d = 0; d < MKRT_TILE_DIMENSIONS; ++d) number += uint64_t{tile_.index[d] / divide[d]} * stride[d];
     return number;
   }
-  bool find_counter(uint32_t*& out, uint64_t number) {
-    return find(out, launch_.counters + number * MKRT_COUNTER_STRIDE, 1, "a counter");
+  bool find_counter(uint32_t*& out, uint64_t number, uint32_t rank) {
+    const uint64_t own = launch_.counters + number * MKRT_COUNTER_STRIDE;
+    return find(out, own + static_cast<uint64_t>(rank_delta_[rank]), 1, "a counter");
   }
 
   bool wait(const mkrt_wait& wait) {
@@ -129,13 +201,15 @@ class Kernel {
     const uint64_t begin = now_ns();
     for (uint64_t number = first; number < first + wait.count; ++number) {
       uint32_t* counter = nullptr;
-      if (!find_counter(counter, number)) return false;
+      if (!find_counter(counter, number, launch_.rank)) return false;
       for (;;) {
         const uint32_t seen = std::atomic_ref(*counter).load(std::memory_order_acquire);
         if (static_cast<int32_t>(seen - wanted) >= 0) break;
-        if (aborted()) return false;
+        // Where another rank's deadline passed, this tile may be what it waits for, and says what it waits for itself.
+        const uint32_t abort = abort_word();
+        if (abort != 0 && abort != MKRT_ERROR_DEADLINE) return false;
         const uint64_t waited = now_ns() - begin;
-        if (waited > launch_.wait_limit_ns) {
+        if (abort != 0 || waited > launch_.wait_limit_ns) {
           report_->counter = static_cast<uint32_t>(number);
           report_->value_seen = seen;
           report_->value_wanted = wanted;
@@ -157,7 +231,13 @@ class Kernel {
     report_->step = place_.step;
     report_->timeline_value = launch_.timeline_value;
     std::atomic_ref(report_->status).store(status, std::memory_order_release);
-    std::atomic_ref(control_->abort).store(status, std::memory_order_relaxed);
+    for (uint32_t rank = 0; rank < launch_.rank_count; ++rank) {
+      mkrt_control* theirs = control_at(rank);
+      uint32_t none = 0;
+      if (theirs != nullptr) {
+        std::atomic_ref(theirs->abort).compare_exchange_strong(none, status, std::memory_order_relaxed);
+      }
+    }
   }
 
   void trace(uint64_t sequence) {
@@ -174,6 +254,11 @@ class Kernel {
     control_->queue = 0;
     control_->blocks_done = 0;
     *epoch_ += launch_.step_count;
+    if (launch_.rank_count > 1) {
+      tell_ranks(&mkrt_control::ranks_ended);
+      wait_for_ranks(&mkrt_control::ranks_ended, MKRT_REPORT_END);
+      ++control_->launches;
+    }
     std::atomic_ref(*timeline_).store(launch_.timeline_value, std::memory_order_release);
   }
 
@@ -181,8 +266,8 @@ class Kernel {
     uint32_t record, step, tile, block;
   };
 
-  const mkrt_launch& launch_;
-  const uint32_t grid_;
+  const mkrt_launch launch_;
+  const uint32_t grid_;  // blocks of the rank
   const mkrt_host_isa& isa_;
   const Translate& translate_;
   std::vector<std::byte> scratch_;
@@ -201,8 +286,29 @@ class Kernel {
 
 }  // namespace
 
-void run_kernel(const mkrt_launch& launch, uint32_t grid, const mkrt_host_isa& isa, const Translate& translate) {
-  Kernel(launch, grid, isa, translate).run();
+std::string run_kernel(const mkrt_launch& launch, uint32_t grid, const mkrt_host_isa& isa, const Translate& translate) {
+  if (launch.local_rank_count == 1) {
+    Kernel(launch, grid, isa, translate).run();
+    return "";
+  }
+  const auto* ranks = reinterpret_cast<const mkrt_launch*>(
+      translate(launch.local_ranks, launch.local_rank_count * sizeof(mkrt_launch), "a launch's ranks"));
+  if (ranks == nullptr) return "";
+  std::vector<std::thread> threads;
+  uint32_t blocks = 0;
+  std::vector<std::pair<mkrt_launch, uint32_t>> parts;
+  for (uint32_t i = 0; i < launch.local_rank_count; ++i) {
+    mkrt_launch part = launch;
+    std::memcpy(&part, &ranks[i], offsetof(mkrt_launch, timeline_value));
+    parts.emplace_back(part, std::min(part.blocks, launch.block_limit));
+    blocks += parts.back().second;
+  }
+  if (blocks != grid) return "a launch's blocks are not those of its ranks";
+  for (const auto& [part, share] : parts) {
+    threads.emplace_back([&, part = part, share = share] { Kernel(part, share, isa, translate).run(); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return "";
 }
 
 }  // namespace mkrt::cuda::test

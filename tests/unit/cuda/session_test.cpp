@@ -352,9 +352,6 @@ TEST_CASE("devices are found by number and by UUID, and those that cannot be use
   const base::Failure old = failure_of([&] { make_mesh(gpu, rank); });
   CHECK(old.status() == MKRT_ERROR_UNSUPPORTED);
   CHECK(old.message().find("Third") != std::string::npos);
-  const mkrt_rank_desc two[] = {rank_desc(), rank_desc()};
-  CHECK(failure_of([&] { create_mesh(std::make_shared<base::Hooks>(nullptr), gpu.driver(), two, nullptr); }).status() ==
-        MKRT_ERROR_UNSUPPORTED);
   CHECK(gpu.live_objects() == 0);
 }
 

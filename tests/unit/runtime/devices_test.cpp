@@ -159,15 +159,53 @@ TEST_CASE("where no CUDA device can be used the default is the host, with the re
   CHECK(contains(logged.lines[0], "the default device is the host: CUDA device 0 (Old) cannot be used"));
 }
 
-TEST_CASE("several ranks by default are on the host for now, and UNSUPPORTED where CUDA is asked for") {
+TEST_CASE(
+    "several ranks by default take a device each where there are enough that reach each other, or share the first") {
+  DriverDouble gpu({{.name = "Old", .major = 7}, {.name = "First"}, {.name = "Second"}});
+  const Logged logged(open_double);
+  const auto defaults = [](size_t count) { return std::vector(count, rank_of(MKRT_DEVICE_DEFAULT)); };
+  {
+    const auto mesh = create_mesh(logged.runtime, defaults(2), nullptr);
+    REQUIRE(mesh->rank_count() == 2);
+    CHECK(mesh->device_info(0).ordinal == 1);
+    CHECK(mesh->device_info(1).ordinal == 2);
+    CHECK(mesh->device_info(1).worker_count == 4);
+    CHECK(logged.lines.empty());
+  }
+  {
+    const auto mesh = create_mesh(logged.runtime, defaults(3), nullptr);
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      CHECK(mesh->device_info(rank).ordinal == 1);
+      CHECK(mesh->device_info(rank).worker_count == 1);  // of 4
+    }
+  }
+  gpu.set_path(1, 2, false, false);
+  const auto mesh = create_mesh(logged.runtime, defaults(2), nullptr);
+  CHECK(mesh->device_info(1).ordinal == 1);
+  CHECK(mesh->device_info(1).worker_count == 2);
+  REQUIRE(!logged.lines.empty());
+  CHECK(contains(logged.lines[1], "the ranks share a device: rank 0 (CUDA device 1, First) and rank 1"));
+  // More ranks than a device has SMs.
+  const auto many = create_mesh(logged.runtime, defaults(5), nullptr);
+  CHECK(many->device_info(0).kind == MKRT_DEVICE_HOST);
+  CHECK(contains(logged.lines.back(), "the default device is the host"));
+}
+
+TEST_CASE("ranks that name CUDA are on the devices that they name") {
   DriverDouble gpu(std::vector<SimulatedDevice>(2));
   const Logged logged(open_double);
-  const auto mesh = create_mesh(logged.runtime, std::vector(2, rank_of(MKRT_DEVICE_DEFAULT)), nullptr);
-  CHECK(mesh->rank_count() == 2);
-  CHECK(mesh->device_info(1).kind == MKRT_DEVICE_HOST);
-  CHECK(!logged.lines.empty());
-  CHECK(contains(logged.lines.back(), "the default device is the host"));
-  CHECK(refusal(logged.runtime, std::vector(2, rank_of(MKRT_DEVICE_CUDA))).status() == MKRT_ERROR_UNSUPPORTED);
+  std::vector ranks(3, rank_of(MKRT_DEVICE_CUDA));
+  ranks[1].ordinal = 1;
+  std::memset(ranks[2].uuid, 0x11, sizeof(ranks[2].uuid));  // device 1
+  const auto mesh = create_mesh(logged.runtime, ranks, nullptr);
+  CHECK(mesh->device_info(0).ordinal == 0);
+  CHECK(mesh->device_info(1).ordinal == 1);
+  CHECK(mesh->device_info(2).ordinal == 1);
+  ranks[2].ordinal = 7;
+  std::memset(ranks[2].uuid, 0, sizeof(ranks[2].uuid));
+  const Failure failure = refusal(logged.runtime, ranks);
+  CHECK(failure.status() == MKRT_ERROR_DEVICE);
+  CHECK(failure.rank() == 2);
 }
 
 TEST_CASE("a rank without a kind takes the others', or CUDA where it names what only CUDA has") {
