@@ -3,6 +3,8 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
 #include "cli/commands.hpp"
 #include "cli/error.hpp"
@@ -59,54 +61,96 @@ double percentile(std::vector<double> samples, double part) {
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
+double median(const std::vector<double>& samples) { return percentile(samples, 0.5); }
+
+// One kind of execute in one round, and how fast the machine's memory was just then.
+struct Part {
+  std::vector<double> step_seconds;  // of each execute
+  double read_limit = 0;             // bytes a second, the mean of before and after; 0 where it is not measured
+};
+
+struct Measurement {
+  std::vector<double> read_limits;
+  std::vector<Part> single, many;  // by round
+};
+
 // Runs `steps` steps in executes of one step each; the seconds that each took.
-std::vector<double> time_single_steps(Decoder& decoder, uint32_t position, uint32_t steps, const char* label) {
+std::vector<double> time_single_steps(Decoder& decoder, uint32_t position, uint32_t steps) {
   decoder.start_all(position);
-  Progress progress(label);
   std::vector<double> samples;
   for (uint32_t i = 0; i < steps; ++i) {
     const Clock::time_point start = Clock::now();
     decoder.run(1);
     samples.push_back(seconds_since(start));
-    progress.update(i + 1, steps);
   }
   return samples;
 }
 
-// Runs `steps` steps in one execute, `repeats` times; the seconds a step of each.
-std::vector<double> time_long_executes(Decoder& decoder, uint32_t position, uint32_t steps, uint32_t repeats,
-                                       double expected_step_seconds) {
-  Progress progress("many steps in one execute");
-  std::vector<double> samples;
-  for (uint32_t i = 0; i < repeats; ++i) {
-    decoder.start_all(position);
-    const double expected = steps * (samples.empty() ? expected_step_seconds : samples.back());
-    const Clock::time_point start = Clock::now();
-    decoder.run(steps, [&](double seconds) {
-      const double done = i + std::min(seconds / expected, 1.0);
-      progress.update(static_cast<uint64_t>(done * 1000), uint64_t{repeats} * 1000);
-    });
-    samples.push_back(seconds_since(start) / steps);
-  }
-  return samples;
+// Runs `steps` steps in one execute; the seconds a step.
+double time_long_execute(Decoder& decoder, uint32_t position, uint32_t steps) {
+  decoder.start_all(position);
+  const Clock::time_point start = Clock::now();
+  decoder.run(steps);
+  return seconds_since(start) / steps;
 }
 
-// `step_seconds`: one sample for each execute, seconds a step. `limit`: bytes a second, 0 where it is not known.
-ordered_json summarize(const std::vector<double>& step_seconds, uint32_t steps_per_execute, uint32_t batch,
-                       const StepBytes& bytes, double limit) {
+// Rounds of: the read limit, a share of the single steps, the read limit, one execute of all steps. A machine that
+// others use too changes its pace within seconds, by half and more; what is compared is measured next to each other.
+Measurement measure(Decoder& decoder, const BenchOptions& options, ReadLimit* read_limit) {
+  Measurement out;
+  const auto look_at_limit = [&] {
+    if (read_limit != nullptr) out.read_limits.push_back(read_limit->measure());
+  };
+  // The mean of the last two looks.
+  const auto limit_around = [&] {
+    const size_t count = out.read_limits.size();
+    return count < 2 ? 0.0 : (out.read_limits[count - 2] + out.read_limits[count - 1]) / 2;
+  };
+  Progress progress("measuring");
+  uint32_t single_steps = 0;
+  look_at_limit();
+  for (uint32_t round = 0; round < options.repeats; ++round) {
+    // As evenly as it goes; a round may have none where there are more rounds than steps.
+    const auto end = static_cast<uint32_t>(uint64_t{options.tokens} * (round + 1) / options.repeats);
+    if (end > single_steps) {
+      Part part{time_single_steps(decoder, options.position + single_steps, end - single_steps)};
+      look_at_limit();
+      part.read_limit = limit_around();
+      out.single.push_back(std::move(part));
+      single_steps = end;
+    }
+    Part part{{time_long_execute(decoder, options.position, options.tokens)}};
+    look_at_limit();
+    part.read_limit = limit_around();
+    out.many.push_back(std::move(part));
+    progress.update(round + 1, options.repeats);
+  }
+  return out;
+}
+
+// All figures are medians, but for what is called otherwise.
+ordered_json summarize(const std::vector<Part>& parts, uint32_t steps_per_execute, uint32_t batch,
+                       const StepBytes& bytes) {
+  const double step_bytes = static_cast<double>(bytes.weights) + bytes.cache;
+  std::vector<double> step_seconds, shares;
+  for (const Part& part : parts) {
+    step_seconds.insert(step_seconds.end(), part.step_seconds.begin(), part.step_seconds.end());
+    if (part.read_limit > 0) shares.push_back(step_bytes / median(part.step_seconds) / part.read_limit);
+  }
   double total = 0;
   for (const double seconds : step_seconds) total += seconds;
-  const double mean = total / static_cast<double>(step_seconds.size());
-  const double median = percentile(step_seconds, 0.5);
-  const double rate = (static_cast<double>(bytes.weights) + bytes.cache) / median;
+  const double middle = median(step_seconds);
   ordered_json out;
   out["steps_per_execute"] = steps_per_execute;
   out["executes"] = step_seconds.size();
-  out["tokens_per_second"] = batch / mean;
+  out["tokens_per_second"] = batch / middle;
   // A step makes a token of each sequence, so this is what each sequence waits for its next token.
-  out["ms_per_token"] = {{"mean", mean * 1e3}, {"p50", median * 1e3}, {"p95", percentile(step_seconds, 0.95) * 1e3}};
-  out["bytes_read_per_second"] = rate;
-  out["share_of_read_limit"] = limit > 0 ? ordered_json(rate / limit) : ordered_json(nullptr);
+  out["ms_per_token"] = {{"p50", middle * 1e3},
+                         {"p95", percentile(step_seconds, 0.95) * 1e3},
+                         {"mean", total / static_cast<double>(step_seconds.size()) * 1e3}};
+  out["bytes_read_per_second"] = step_bytes / middle;
+  out["share_of_read_limit"] = shares.empty() ? ordered_json(nullptr) : ordered_json(median(shares));
+  out["share_of_read_limit_by_round"] = shares;
   return out;
 }
 
@@ -125,14 +169,20 @@ std::string to_text(const ordered_json& report) {
   const ordered_json& device = report["device"];
   const ordered_json& limit = report["read_limit_bytes_per_second"];
   const auto bytes = static_cast<uint64_t>(report["bytes_read_per_token"].get<double>());
-  return device["name"].get<std::string>() + ", " + device["workers"].dump() + " workers, " +
-         report["queue"].get<std::string>() + " queue, batch " + report["batch"].dump() + ", from position " +
-         report["position"].dump() + "\n" + "bytes read a token         " + format_bytes(bytes) +
-         "\nread limit                 " +
-         (limit.is_null() ? "not measured on this device"
-                          : format_bytes(static_cast<uint64_t>(limit.get<double>())) + "/s") +
-         "\none step an execute        " + describe(report["one_step_per_execute"]) + "\nmany steps an execute      " +
-         describe(report["many_steps_per_execute"]) + "\n";
+  std::string text = device["name"].get<std::string>() + ", " + device["workers"].dump() + " workers, " +
+                     report["queue"].get<std::string>() + " queue, batch " + report["batch"].dump() +
+                     ", from position " + report["position"].dump() + "; medians\n" + "bytes read a token         " +
+                     format_bytes(bytes) + "\nread limit                 " +
+                     (limit.is_null() ? "not measured on this device"
+                                      : format_bytes(static_cast<uint64_t>(limit.get<double>())) + "/s") +
+                     "\none step an execute        " + describe(report["one_step_per_execute"]) +
+                     "\nmany steps an execute      " + describe(report["many_steps_per_execute"]) + "\n";
+  if (report["fits_last_level_cache"] == true) {
+    text += "remark                     the last-level cache holds " +
+            format_bytes(report["last_level_cache_bytes"].get<uint64_t>()) +
+            ", all that a step reads: shares of the memory's read limit say little\n";
+  }
+  return text;
 }
 
 void write_file(const std::string& path, const std::string& content) {
@@ -155,21 +205,19 @@ int bench(const BenchOptions& options) {
                 std::to_string(options.position));
   }
   const DeviceInfo device = decoder.mesh().device_info();
-  const uint32_t threads = device.worker_count * decoder.mesh().rank_count();
   const bool on_host = device.kind == MKRT_DEVICE_HOST;
+  std::optional<ReadLimit> read_limit;
+  if (on_host) read_limit.emplace(device.worker_count * decoder.mesh().rank_count());
 
-  // The limit before and after: on a machine that others use too, one of the two may meet a bad moment.
-  double limit = on_host ? measure_read_limit(threads) : 0;
-  time_single_steps(decoder, options.position, options.warm_up, "warming up");
-  const std::vector<double> single = time_single_steps(decoder, options.position, steps, "one step an execute");
-  const std::vector<double> many =
-      time_long_executes(decoder, options.position, steps, options.repeats, percentile(single, 0.5));
-  if (on_host) limit = std::max(limit, measure_read_limit(threads));
+  time_single_steps(decoder, options.position, options.warm_up);
+  const Measurement measured = measure(decoder, options, on_host ? &*read_limit : nullptr);
 
   // The mean position of the measured steps stands for all of them.
   const double position = options.position + (steps - 1) / 2.0;
   const StepBytes bytes = {weight_bytes_read(program, program.find_entry("decode"), decoder.vocabulary()),
                            cache_bytes_read(program, decoder.batch(), position)};
+  const double step_bytes = static_cast<double>(bytes.weights) + bytes.cache;
+  const uint64_t cache = on_host ? last_level_cache_bytes() : 0;
   ordered_json report;
   report["package"] = options.package;
   report["device"] = {{"kind", device_kind_name(device.kind)},
@@ -183,10 +231,13 @@ int bench(const BenchOptions& options) {
   report["warm_up_steps"] = options.warm_up;
   report["weight_bytes_read_per_step"] = bytes.weights;
   report["cache_bytes_read_per_step"] = bytes.cache;
-  report["bytes_read_per_token"] = (static_cast<double>(bytes.weights) + bytes.cache) / decoder.batch();
-  report["read_limit_bytes_per_second"] = on_host ? ordered_json(limit) : ordered_json(nullptr);
-  report["one_step_per_execute"] = summarize(single, 1, decoder.batch(), bytes, limit);
-  report["many_steps_per_execute"] = summarize(many, steps, decoder.batch(), bytes, limit);
+  report["bytes_read_per_token"] = step_bytes / decoder.batch();
+  report["last_level_cache_bytes"] = cache > 0 ? ordered_json(cache) : ordered_json(nullptr);
+  report["fits_last_level_cache"] =
+      cache > 0 ? ordered_json(step_bytes <= static_cast<double>(cache)) : ordered_json(nullptr);
+  report["read_limit_bytes_per_second"] = on_host ? ordered_json(median(measured.read_limits)) : ordered_json(nullptr);
+  report["one_step_per_execute"] = summarize(measured.single, 1, decoder.batch(), bytes);
+  report["many_steps_per_execute"] = summarize(measured.many, steps, decoder.batch(), bytes);
 
   const std::string json = report.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
   if (options.json == "-") {

@@ -165,7 +165,8 @@ CLI::App* add_generate(CLI::App& app, GenerateOptions& options) {
 }
 
 CLI::App* add_bench(CLI::App& app, BenchOptions& options) {
-  CLI::App* command = app.add_subcommand("bench", "Measure decoding against this machine's memory");
+  CLI::App* command =
+      app.add_subcommand("bench", "Measure decoding against this machine's memory, in rounds; figures are medians");
   add_package(*command, options.package);
   add_run_options(*command, options.run);
   command->add_option("--json", options.json, "Write the report as JSON to this file; -: standard output");
@@ -174,7 +175,9 @@ CLI::App* add_bench(CLI::App& app, BenchOptions& options) {
   command->add_option("--tokens", options.tokens, "Steps to measure, one an execute and all in one")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
-  command->add_option("--repeats", options.repeats, "Executes of all steps")
+  command
+      ->add_option("--repeats", options.repeats,
+                   "Rounds: each measures the read limit, a part of the single steps, and one execute of all")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   command->add_option("--warm-up", options.warm_up, "Steps before the measurement")

@@ -9,7 +9,10 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <fstream>
 #include <functional>
+#include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -24,7 +27,8 @@ constexpr size_t kLeastBytes = size_t{512} << 20;
 // The buffer is so many times as large as the last-level cache that what stays in it from one pass to the next is of no
 // weight: a loop from front to back finds nothing of it again.
 constexpr size_t kCacheMultiple = 4;
-constexpr size_t kPasses = 8;
+// The first pass finds other things in caches and address tables; of the others one is undisturbed.
+constexpr size_t kPasses = 4;
 // Bytes of one turn of the loop: eight independent sums hide the latency of an addition.
 constexpr size_t kBlock = 512;
 
@@ -61,22 +65,6 @@ SumFunction widest_sum() {
   return sum_baseline;
 }
 
-class Buffer {
- public:
-  explicit Buffer(size_t size) : size_(size) {
-    data_ = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data_ == MAP_FAILED) throw Error("there is no memory to measure the machine's read limit with");
-  }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { munmap(data_, size_); }
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
-
- private:
-  void* data_;
-  size_t size_;
-};
-
 // Runs `work` on that many threads. It begins only when all of them exist: they wait for each other.
 void run_together(uint32_t threads, const std::function<void(uint32_t)>& work) {
   enum { kWait, kGo, kLeave };
@@ -100,42 +88,81 @@ void run_together(uint32_t threads, const std::function<void(uint32_t)>& work) {
   open_gate(kGo);
 }
 
+// The caches of level 3 that the system lists for its processors, each once.
+uint64_t listed_cache_bytes() {
+  std::set<std::string> seen;
+  uint64_t bytes = 0;
+  for (unsigned cpu = 0; cpu < std::thread::hardware_concurrency(); ++cpu) {
+    const std::string folder = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/cache/index3/";
+    std::string sharers;
+    uint64_t kilobytes = 0;
+    std::ifstream(folder + "shared_cpu_list") >> sharers;
+    std::ifstream(folder + "size") >> kilobytes;  // such as "32768K"
+    if (!sharers.empty() && seen.insert(sharers).second) bytes += kilobytes << 10;
+  }
+  return bytes;
+}
+
 size_t buffer_bytes() {
-  const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-  const size_t wanted = std::max(kLeastBytes, cache > 0 ? kCacheMultiple * static_cast<size_t>(cache) : 0);
+  const size_t wanted = std::max<size_t>(kLeastBytes, kCacheMultiple * last_level_cache_bytes());
   // Virtual machines report caches that they share with others; no report may take more than a quarter of the memory.
   const long pages = sysconf(_SC_PHYS_PAGES);
   return pages <= 0 ? wanted
                     : std::min(wanted, static_cast<size_t>(pages) / 4 * static_cast<size_t>(sysconf(_SC_PAGESIZE)));
 }
 
+// Readers take the times themselves: on a machine whose processors they all occupy, another thread would see the
+// beginning of a pass too late.
+struct Pass {
+  Clock::time_point begin, end;
+  uint64_t sum;  // kept, so that the reading is not left out as unused
+};
+
 }  // namespace
 
-double measure_read_limit(uint32_t threads) {
-  threads = std::max(threads, 1U);
-  const size_t slice = buffer_bytes() / threads / kBlock * kBlock;
-  const Buffer buffer(slice * threads);
-  const SumFunction sum = widest_sum();
+uint64_t last_level_cache_bytes() {
+  const uint64_t listed = listed_cache_bytes();
+  const long one = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  return std::max(listed, one > 0 ? static_cast<uint64_t>(one) : 0);
+}
 
-  // Readers take the times themselves: on a machine whose processors they all occupy, another thread would see the
-  // beginning of a pass too late.
-  struct Pass {
-    Clock::time_point begin, end;
-    uint64_t sum;  // kept, so that the reading is not left out as unused
-  };
-  std::vector<std::vector<Pass>> passes(threads, std::vector<Pass>(kPasses));
-  std::barrier round(static_cast<ptrdiff_t>(threads));
-  const auto read = [&](uint32_t reader) {
-    std::byte* mine = buffer.data() + reader * slice;
-    std::memset(mine, static_cast<int>(reader + 1), slice);  // the reader's own memory node gets the pages
+struct ReadLimit::Buffer {
+  explicit Buffer(size_t wanted) : size(wanted) {
+    void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw Error("there is no memory to measure the machine's read limit with");
+    data = static_cast<std::byte*>(memory);
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { munmap(data, size); }
+
+  std::byte* data;
+  size_t size;
+};
+
+ReadLimit::ReadLimit(uint32_t threads)
+    : threads_(std::max(threads, 1U)), slice_(std::max(buffer_bytes() / threads_ / kBlock, size_t{1}) * kBlock) {
+  buffer_ = std::make_unique<Buffer>(slice_ * threads_);
+  run_together(threads_, [this](uint32_t reader) {
+    // The reader's own memory node gets the pages.
+    std::memset(buffer_->data + reader * slice_, static_cast<int>(reader + 1), slice_);
+  });
+}
+
+ReadLimit::~ReadLimit() = default;
+
+double ReadLimit::measure() {
+  const SumFunction sum = widest_sum();
+  std::vector<std::vector<Pass>> passes(threads_, std::vector<Pass>(kPasses));
+  std::barrier round(static_cast<ptrdiff_t>(threads_));
+  run_together(threads_, [&](uint32_t reader) {
     for (Pass& pass : passes[reader]) {
       round.arrive_and_wait();
       pass.begin = Clock::now();
-      pass.sum = sum(mine, slice);
+      pass.sum = sum(buffer_->data + reader * slice_, slice_);
       pass.end = Clock::now();
     }
-  };
-  run_together(threads, read);
+  });
 
   double best = 0;
   for (size_t i = 0; i < kPasses; ++i) {
@@ -144,7 +171,7 @@ double measure_read_limit(uint32_t threads) {
       begin = std::min(begin, reader[i].begin);
       end = std::max(end, reader[i].end);
     }
-    best = std::max(best, static_cast<double>(slice * threads) / std::chrono::duration<double>(end - begin).count());
+    best = std::max(best, static_cast<double>(slice_ * threads_) / std::chrono::duration<double>(end - begin).count());
   }
   return best;
 }

@@ -181,7 +181,22 @@ TEST_CASE("bench reports rates, bytes and the machine's limit of the same run") 
     const double bytes = report["bytes_read_per_token"];
     const double rate = bytes / figures["ms_per_token"]["p50"].get<double>() * 1e3;
     CHECK(figures["bytes_read_per_second"].get<double>() == doctest::Approx(rate));
-    CHECK(figures["share_of_read_limit"].get<double>() == doctest::Approx(rate / limit));
+    CHECK(figures["tokens_per_second"].get<double>() ==
+          doctest::Approx(1e3 / figures["ms_per_token"]["p50"].get<double>()));
+    CHECK(figures["ms_per_token"]["mean"] > 0);
+    std::vector<double> shares = figures["share_of_read_limit_by_round"];
+    REQUIRE(shares.size() == 3);
+    std::sort(shares.begin(), shares.end());
+    CHECK(shares[0] > 0);
+    CHECK(figures["share_of_read_limit"] == shares[1]);
+  }
+  // 6.6 MB a step; where the system says how large its caches are, the report says whether they hold that.
+  if (report["last_level_cache_bytes"].is_null()) {
+    CHECK(report["fits_last_level_cache"].is_null());
+  } else {
+    const bool fits = report["last_level_cache_bytes"] >= report["bytes_read_per_token"];
+    CHECK(report["fits_last_level_cache"] == fits);
+    CHECK((outcome.output.find("\nremark ") != std::string::npos) == fits);
   }
   CHECK(json::parse(run_tool({"bench", novelist_package(), "--tokens", "2", "--json", "-"}).output).is_object());
   check_failure({"bench", novelist_package(), "--context", "1000", "--tokens", "24"}, 1, "context of 1024");
