@@ -329,9 +329,9 @@ class Lowering {
     return matrix;
   }
 
-  uint32_t vector(const std::string& name, const std::vector<Part>& parts, std::vector<float> values = {}) {
+  uint32_t vector(const std::string& name, const std::vector<Part>& parts, const std::vector<float>& values = {}) {
     const Weight::Layout layout = parts.empty() ? Weight::Layout::values : Weight::Layout::vector;
-    return weight(name, layout, parts, 1, 1, std::move(values));
+    return weight(name, layout, parts, 1, 1, values);
   }
 
   // One weight for all ranks where all take the same, otherwise one for each.

@@ -46,7 +46,7 @@ TEST_CASE("the definition of mkrt.llm reads, with all that it defines") {
   const IsaDefinition isa = read_isa(MKRT_SOURCE_DIR "/isa/mkrt.llm.json");
   CHECK(isa.name == "mkrt.llm");
   CHECK(isa.version == 1);
-  REQUIRE(isa.opcodes.size() == 8);
+  REQUIRE(isa.opcodes.size() == 9);
   const OpcodeDefinition& linear = isa.opcodes[2];
   CHECK(linear.name == "linear");
   REQUIRE(linear.operands.size() == 6);
