@@ -123,7 +123,7 @@ Session::Places Session::plan_places(const Executable& executable) {
   for (const package::Entry& entry : program.entries) {
     places.records.push_back(take(places.size, entry.records.size() * sizeof(mkrt_record)));
     places.first_tiles.push_back(take(places.size, (entry.records.size() + 1) * sizeof(uint32_t)));
-    places.local_ranks.push_back(take(places.size, most_ranks * sizeof(mkrt_launch)));
+    places.local_ranks.push_back(take(places.size, most_ranks == 1 ? 0 : most_ranks * sizeof(mkrt_launch)));
   }
   return places;
 }

@@ -471,12 +471,19 @@ class DriverDouble::State {
     return result_success;
   }
   Result memory_unmap(DevicePointer address, size_t bytes) {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     const auto found = mappings_.find(address);
     if (found == mappings_.end() || found->second.bytes != bytes) {
       violations_.push_back("memory is unmapped that is not mapped");
       return result_invalid_value;
     }
+    const auto used = [&] {
+      const auto launch = in_flight_.lower_bound(address);
+      return launch != in_flight_.end() && *launch < address + bytes;
+    };
+    if (used() && failed_.empty()) violations_.push_back("memory is unmapped that a launch uses");
+    // After a failure that was made up, the launch goes on, as no real one would.
+    launch_ended_.wait(lock, [&] { return !used(); });
     physical_.at(found->second.memory).mapped = false;
     mappings_.erase(found);
     return result_success;
@@ -768,6 +775,7 @@ class DriverDouble::State {
     {
       const std::lock_guard lock(mutex_);
       launches_.push_back(seen);
+      in_flight_.insert(seen.parameters.control);
       for (const mkrt_host_isa* known : isas_) {
         if (known->fingerprint == function->module->info.isa_fingerprint) isa = known;
       }
@@ -778,6 +786,7 @@ class DriverDouble::State {
       return result_invalid_image;
     }
     enqueue(*stream, [this, seen, isa, broken, stream] {
+      const Ended ended{*this, seen.parameters.control};
       if (broken != result_success) {
         stream->failure = broken;
         return;
@@ -791,6 +800,16 @@ class DriverDouble::State {
     });
     return result_success;
   }
+  // Takes a launch out of those in flight.
+  struct Ended {
+    State& state;
+    uint64_t control;
+    ~Ended() {
+      const std::lock_guard lock(state.mutex_);
+      state.in_flight_.erase(state.in_flight_.find(control));
+      state.launch_ended_.notify_all();
+    }
+  };
   void check_config(const LaunchConfig& config, Function function) {
     const SimulatedDevice& device = device_of(function);
     if (config.grid_x == 0 || config.grid_x > static_cast<unsigned>(device.multiprocessors) || config.grid_y != 1 ||
@@ -871,6 +890,8 @@ class DriverDouble::State {
   std::map<PhysicalMemory, Physical> physical_;
   PhysicalMemory last_physical_ = 0;
   std::map<std::pair<int, int>, Path> paths_;
+  std::multiset<uint64_t> in_flight_;  // control words of the first rank of launches that have not ended
+  std::condition_variable launch_ended_;
   std::vector<std::unique_ptr<StreamObject>> streams_;
   std::vector<std::unique_ptr<ModuleObject>> modules_;
   std::vector<const mkrt_host_isa*> isas_;

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <set>
+#include <utility>
 
 #include "fixture.hpp"
 
@@ -14,7 +15,6 @@ using host::test::request;
 namespace {
 
 constexpr Result some_failure = 999;
-constexpr uint64_t millisecond = 1'000'000;
 
 struct StepOutcome {
   mkrt_status status = MKRT_OK;
@@ -36,8 +36,13 @@ StepOutcome outcome_of(const std::function<mkrt_status(mkrt_error*)>& call) {
 // Everything that an application does, from creating a mesh to destroying it, a step at a time.
 class Scenario {
  public:
-  Scenario(DriverDouble& gpu, const Work& work)
-      : gpu_(gpu), work_(work), before_(gpu.context_stack()), begin_(random_state()) {}
+  Scenario(DriverDouble& gpu, const Work& work, RankDescs ranks)
+      : gpu_(gpu),
+        work_(work),
+        ranks_(ranks),
+        before_(gpu.context_stack()),
+        begin_(random_state(work.program->rank_count)),
+        expected_(host_result(work, begin_, 3)) {}
 
   // Where a step fails, `on_failure` decides whether it is tried again, without a failure this time, or all ends there.
   using OnFailure = std::function<bool(const char* step, bool loading, const StepOutcome& outcome)>;
@@ -49,22 +54,21 @@ class Scenario {
 
  private:
   bool run_steps() {
-    return load("create a mesh", [&] { mesh_ = make_mesh(gpu_, rank_desc()); }) &&
+    return load("create a mesh", [&] { mesh_ = make_mesh(gpu_, ranks_); }) &&
            load("describe it", [&] { describe(); }) &&
            load("load", [&] { executable_ = mesh_->load(work_.program, {}); }) &&
            load("create a session", [&] { session_ = executable_->create_session(); }) &&
            load("trace", [&] { session_->trace(4); }) && use() && cancel() && work_again();
   }
   bool use() {
-    return step("write", [&](mkrt_error* e) { return write(e); }) &&
-           step("execute", [&](mkrt_error* e) { return session_->execute(request(entry_step, 3), &value_, e); }) &&
-           wait("wait") && step("read", [&](mkrt_error* e) { return read(e); }) &&
+    return step("write", [&](mkrt_error* e) { return write(e); }) && execute("execute", steps()) &&
+           wait("wait", steps()) && step("read", [&](mkrt_error* e) { return read(e); }) &&
            step("read a trace", [&](mkrt_error* e) { return session_->read_trace(1, 4, trace_, e); });
   }
   // A launch that waits for ever is cancelled; should the cancel not get through, it ends by its deadline.
   bool cancel() {
     const device::ExecuteRequest stuck = request(entry_stuck, 1, MKRT_QUEUE_DYNAMIC, 0, 20 * millisecond);
-    if (!step("execute what hangs", [&](mkrt_error* e) { return session_->execute(stuck, &value_, e); })) return false;
+    if (!execute("execute what hangs", stuck)) return false;
     session_->cancel();
     check_context();
     const StepOutcome ended = outcome_of([&](mkrt_error* e) { return session_->wait(value_, UINT64_MAX, e); });
@@ -74,10 +78,9 @@ class Scenario {
   }
   bool work_again() {
     const bool done =
-        step("execute again", [&](mkrt_error* e) { return session_->execute(request(entry_count), &value_, e); }) &&
-        wait("wait again") && step("read again", [&](mkrt_error* e) {
+        execute("execute again", count()) && wait("wait again", count()) && step("read again", [&](mkrt_error* e) {
           uint32_t total = 0;
-          const mkrt_status status = session_->read(0, work_.total, 0, sizeof(total), &total, e);
+          const mkrt_status status = session_->read(ranks_.size() - 1, work_.total, 0, sizeof(total), &total, e);
           if (status == MKRT_OK) CHECK(total == 1);
           return status;
         });
@@ -93,29 +96,51 @@ class Scenario {
     CHECK(info.worker_count == 4);
   }
   mkrt_status write(mkrt_error* error) {
-    return session_->write(0, work_.state, 0, begin_.data(), width * sizeof(uint32_t), error);
+    mkrt_status status = MKRT_OK;
+    for (uint32_t rank = 0; rank < ranks_.size() && status == MKRT_OK; ++rank) {
+      status = session_->write(rank, work_.state, 0, &begin_[size_t{rank} * width], width * sizeof(uint32_t), error);
+    }
+    return status;
   }
   mkrt_status read(mkrt_error* error) {
-    std::vector<uint32_t> state(width);
-    const mkrt_status status = session_->read(0, work_.state, 0, width * sizeof(uint32_t), state.data(), error);
-    if (status == MKRT_OK) CHECK(state == host_result(work_, begin_, 3));
+    std::vector<uint32_t> state(begin_.size());
+    mkrt_status status = MKRT_OK;
+    for (uint32_t rank = 0; rank < ranks_.size() && status == MKRT_OK; ++rank) {
+      status = session_->read(rank, work_.state, 0, width * sizeof(uint32_t), &state[size_t{rank} * width], error);
+    }
+    if (status == MKRT_OK) CHECK(state == expected_);
     return status;
   }
   // A launch that is still on its way when the driver failed to answer is waited for.
   mkrt_status reset(mkrt_error* error) { return session_->reset(error); }
-  // A wait that failed is over: the session is reset, and what was enqueued is enqueued again.
-  bool wait(const char* name) {
+
+  // Ranks that were launched wait for one that could not be, and for so long where they cannot be told either.
+  static device::ExecuteRequest limited(uint32_t entry, uint32_t steps) {
+    return request(entry, steps, MKRT_QUEUE_DYNAMIC, 0, 500 * millisecond);
+  }
+  static device::ExecuteRequest steps() { return limited(entry_step, 3); }
+  static device::ExecuteRequest count() { return limited(entry_count, 1); }
+  // What failed is enqueued anew on a session that was reset: of several ranks, some may have been launched.
+  bool execute(const char* name, const device::ExecuteRequest& what) {
     bool first = true;
     return step(name, [&](mkrt_error* e) {
-      if (!first) {
-        CHECK(session_->reset(e) == MKRT_OK);
-        CHECK(write(e) == MKRT_OK);
-        const bool counting = std::string(name) == "wait again";
-        CHECK(session_->execute(counting ? request(entry_count) : request(entry_step, 3), &value_, e) == MKRT_OK);
+      if (!std::exchange(first, false)) start_again(e);
+      return session_->execute(what, &value_, e);
+    });
+  }
+  bool wait(const char* name, const device::ExecuteRequest& what) {
+    bool first = true;
+    return step(name, [&](mkrt_error* e) {
+      if (!std::exchange(first, false)) {
+        start_again(e);
+        CHECK(session_->execute(what, &value_, e) == MKRT_OK);
       }
-      first = false;
       return session_->wait(value_, UINT64_MAX, e);
     });
+  }
+  void start_again(mkrt_error* error) {
+    CHECK(session_->reset(error) == MKRT_OK);
+    CHECK(write(error) == MKRT_OK);
   }
 
   bool load(const char* name, const std::function<void()>& call) {
@@ -150,8 +175,9 @@ class Scenario {
 
   DriverDouble& gpu_;
   const Work& work_;
+  const RankDescs ranks_;
   const std::vector<Context> before_;
-  const std::vector<uint32_t> begin_;
+  const std::vector<uint32_t> begin_, expected_;
   OnFailure on_failure_;
   std::unique_ptr<device::Mesh> mesh_;
   std::unique_ptr<device::Executable> executable_;
@@ -161,22 +187,26 @@ class Scenario {
   bool finished_ = false;
 };
 
-// Two GPUs; the application works on the other one meanwhile, so that a call in its context shows.
+// One rank, ranks that share a GPU, ranks on two, and both.
+const std::vector<std::vector<mkrt_rank_desc>> placements = {rank_descs({0}), rank_descs({0, 0}), rank_descs({0, 1}),
+                                                             rank_descs({1, 0, 1})};
+
+// Two GPUs; the application works on the second meanwhile, so that a call in its context shows.
 struct Machine {
-  Machine() : gpu(std::vector<SimulatedDevice>(2)) {
+  explicit Machine(uint32_t ranks = 1) : work(4096, ranks), gpu(std::vector<SimulatedDevice>(2)) {
     gpu.add_isa(host::test::test_isa());
     gpu.push(gpu.create_context(1));
   }
   ~Machine() { gpu.pop(); }
-  DriverDouble gpu;
   Work work;
+  DriverDouble gpu;
 };
 
 // Calls without which all goes on: the library only gives back, or asks for what may be left out.
 bool can_be_missed(const std::string& call) {
-  static const std::set<std::string> calls = {"context_pop",    "memory_free",   "host_free",
-                                              "stream_destroy", "module_unload", "primary_context_release",
-                                              "memory_info"};
+  static const std::set<std::string> calls = {
+      "context_pop", "memory_free",  "host_free",      "stream_destroy", "module_unload", "primary_context_release",
+      "memory_info", "memory_unmap", "memory_release", "address_free"};
   return calls.count(call) != 0;
 }
 
@@ -188,47 +218,50 @@ void check_status(const StepOutcome& outcome, bool loading, Result injected) {
 
 }  // namespace
 
-TEST_CASE("whichever call fails once, the step says so, can be tried again, and nothing is lost") {
-  for (const Result injected : {some_failure, result_out_of_memory}) {
-    Machine machine;
-    DriverDouble& gpu = machine.gpu;
-    std::set<std::string> failed_calls;
-    uint64_t number = 1;
-    for (;; ++number) {
-      CAPTURE(number);
-      CAPTURE(injected);
-      int failures = 0;
-      gpu.fail_call(number, injected);
-      Scenario(gpu, machine.work).run([&](const char* step, bool loading, const StepOutcome& outcome) {
-        CAPTURE(step);
-        const std::string call = gpu.failed_call();
-        CAPTURE(call);
-        CHECK(++failures == 1);
-        CHECK(!call.empty());
-        CHECK(!can_be_missed(call));
-        check_status(outcome, loading, injected);
-        return true;
-      });
-      CHECK(gpu.live_objects() == 0);
-      const std::vector<std::string> violations = gpu.take_violations();
-      for (const std::string& violation : violations) FAIL_CHECK(violation);
-      if (gpu.failed_call().empty()) break;  // there is no call of that number
-      failed_calls.insert(gpu.failed_call());
-      if (!violations.empty()) break;
-    }
-    CHECK(number > 80);
-    CHECK(failed_calls.size() > 25);  // kinds of calls, of the 33 that there are
-    gpu.fail_none();
+namespace {
+
+void fail_each_call_once(RankDescs ranks, Result injected) {
+  Machine machine(static_cast<uint32_t>(ranks.size()));
+  DriverDouble& gpu = machine.gpu;
+  std::set<std::string> failed_calls;
+  uint64_t number = 1;
+  for (;; ++number) {
+    CAPTURE(number);
+    CAPTURE(injected);
+    int failures = 0;
+    Scenario scenario(gpu, machine.work, ranks);
+    gpu.fail_call(number, injected);
+    scenario.run([&](const char* step, bool loading, const StepOutcome& outcome) {
+      CAPTURE(step);
+      const std::string call = gpu.failed_call();
+      CAPTURE(call);
+      CHECK(++failures == 1);
+      CHECK(!call.empty());
+      CHECK(!can_be_missed(call));
+      check_status(outcome, loading, injected);
+      return true;
+    });
+    CHECK(gpu.live_objects() == 0);
+    const std::vector<std::string> violations = gpu.take_violations();
+    for (const std::string& violation : violations) FAIL_CHECK(violation);
+    if (gpu.failed_call().empty()) break;  // there is no call of that number
+    failed_calls.insert(gpu.failed_call());
+    if (!violations.empty()) break;
   }
+  CHECK(number > 80 * ranks.size());
+  // Kinds of calls, of the 33 that there are for one rank and 10 for several.
+  CHECK(failed_calls.size() > (ranks.size() == 1 ? 25u : 33u));
+  gpu.fail_none();
 }
 
-TEST_CASE("whichever call is the last that works, everything that was taken is given back") {
-  Machine machine;
+void fail_all_calls_after_each(RankDescs ranks) {
+  Machine machine(static_cast<uint32_t>(ranks.size()));
   DriverDouble& gpu = machine.gpu;
   for (uint64_t number = 1;; ++number) {
     CAPTURE(number);
+    Scenario scenario(gpu, machine.work, ranks);
     gpu.fail_call(number, some_failure, true);
-    Scenario(gpu, machine.work).run([&](const char* step, bool loading, const StepOutcome& outcome) {
+    scenario.run([&](const char* step, bool loading, const StepOutcome& outcome) {
       CAPTURE(step);
       check_status(outcome, loading, some_failure);
       return false;
@@ -239,10 +272,27 @@ TEST_CASE("whichever call is the last that works, everything that was taken is g
     if (gpu.failed_call().empty() || !violations.empty()) break;
   }
   gpu.fail_none();
-  Scenario(gpu, machine.work).run([](const char*, bool, const StepOutcome&) {
+  Scenario(gpu, machine.work, ranks).run([](const char*, bool, const StepOutcome&) {
     FAIL_CHECK("the library does not work any more");
     return false;
   });
+}
+
+}  // namespace
+
+TEST_CASE("whichever call fails once, the step says so, can be tried again, and nothing is lost") {
+  for (const auto& ranks : placements) {
+    CAPTURE(ranks.size());
+    fail_each_call_once(ranks, some_failure);
+    if (ranks.size() % 2 == 1) fail_each_call_once(ranks, result_out_of_memory);
+  }
+}
+
+TEST_CASE("whichever call is the last that works, everything that was taken is given back") {
+  for (const auto& ranks : placements) {
+    CAPTURE(ranks.size());
+    fail_all_calls_after_each(ranks);
+  }
 }
 
 TEST_CASE("a failure on its way to the device ends the upload of all threads and gives their memory back") {

@@ -18,9 +18,12 @@ namespace {
 
 constexpr char image_name[] = "test.sm_90.image";
 
-// Each weight, then the state, is hashed into a layer, and that into the state.
-void add_step(ScheduleBuilder& builder, uint32_t state, uint64_t weight_elements, std::array<uint32_t, 2> weights) {
+// Each weight is hashed into a layer, these into what the rank sends to all, and all that came into the state.
+void add_step(ScheduleBuilder& builder, uint32_t ranks, uint32_t state, uint64_t weight_elements,
+              std::array<uint32_t, 2> weights) {
+  const mkrt_rank_selector all = {MKRT_RANK_ALL, 0xff, 0};
   const std::array<uint32_t, 2> layers = {builder.tensor("layer0", width), builder.tensor("layer1", width)};
+  const uint32_t sent = builder.tensor("sent", uint64_t{width} * ranks);
   builder.entry("step");
   const uint32_t stated = builder.counter("state");
   const uint32_t mixed = builder.counter("mixed", 2);
@@ -33,16 +36,19 @@ void add_step(ScheduleBuilder& builder, uint32_t state, uint64_t weight_elements
     record.signals = {builder.signal(mixed + i)};
   }
   package::Record& join = builder.record("join", op_mix, {width, 1, 1, 1});
-  join.operands = {builder.slice(layers[0], width), builder.slice(layers[1], 1, 1)};
+  join.operands = {builder.slice(layers[0], width), builder.slice(sent, 1, 1)};
+  join.operands[1]->rank_stride = width;
+  join.operands[1]->rank = all;
   join.parameters = {7};
-  join.waits = {builder.wait(mixed), builder.wait(mixed + 1)};
   const uint32_t joined = builder.counter("joined");
-  join.signals = {builder.signal(joined)};
+  const uint32_t read = builder.counter("read");
+  join.waits = {builder.wait(mixed), builder.wait(mixed + 1), builder.wait(read, 0, -1)};
+  join.signals = {builder.signal(joined, all)};
   package::Record& fold = builder.record("fold", op_mix, {width, 1, 1, 1});
-  fold.operands = {builder.slice(layers[1], width), builder.slice(state, 1, 1)};
+  fold.operands = {builder.slice(sent, uint64_t{width} * ranks), builder.slice(state, 1, 1)};
   fold.parameters = {8};
   fold.waits = {builder.wait(joined)};
-  fold.signals = {builder.signal(stated)};
+  fold.signals = {builder.signal(stated), builder.signal(read, all)};
 }
 
 void add_others(ScheduleBuilder& builder, uint32_t total) {
@@ -62,26 +68,32 @@ void add_others(ScheduleBuilder& builder, uint32_t total) {
   builder.record("fine", op_nothing, {3, 1, 1, 1});
   builder.record("fine too", op_nothing);
   builder.record("wrong", op_fault).parameters = {1};
+  builder.entry("apart");
+  const uint32_t came = builder.counter("came");
+  builder.record("send", op_nothing).signals = {builder.signal(came, {MKRT_RANK_FIXED, 0xff, 0})};
+  builder.record("await", op_nothing).waits = {builder.wait(came, 1)};
 }
 
 }  // namespace
 
-Work::Work(uint64_t weight_bytes) {
+Work::Work(uint64_t weight_bytes, uint32_t ranks) {
   const uint64_t elements = weight_bytes / sizeof(uint32_t);
   std::mt19937 random(std::random_device{}());
-  weights.resize(2 * elements);
+  weights.resize(2 * elements * ranks);
   std::generate(weights.begin(), weights.end(), std::ref(random));
-  ScheduleBuilder builder;
+  ScheduleBuilder builder(ranks);
   state = builder.tensor("state", width, MKRT_TENSOR_STATE);
   total = builder.tensor("total", 1, MKRT_TENSOR_STATE);
   const std::array<uint32_t, 2> weight = {builder.tensor("weight0", elements, MKRT_TENSOR_WEIGHT),
                                           builder.tensor("weight1", elements, MKRT_TENSOR_WEIGHT)};
-  add_step(builder, state, elements, weight);
+  add_step(builder, ranks, state, elements, weight);
   add_others(builder, total);
   program = std::make_shared<package::Program>(*builder.finish());
   for (size_t i = 0; i < weight.size(); ++i) {
-    const std::span<const uint32_t> own(weights.data() + i * elements, elements);
-    program->tensors[weight[i]].sources = {{"U32", {elements}, std::as_bytes(own)}};
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      const std::span<const uint32_t> own(weights.data() + (rank * weight.size() + i) * elements, elements);
+      program->tensors[weight[i]].sources.push_back({"U32", {elements}, std::as_bytes(own)});
+    }
   }
   program->path = folder.path();
   program->images = {{"sm_90", image_name}};
@@ -114,7 +126,7 @@ std::string Work::move_weights_to_file() {
 }
 
 std::vector<uint32_t> host_result(const Work& work, const std::vector<uint32_t>& begin, uint32_t steps) {
-  const auto mesh = host::test::make_mesh(1, 2);
+  const auto mesh = host::test::make_mesh(work.program->rank_count, 2);
   const auto executable = mesh->load(work.program, {});
   const auto session = executable->create_session();
   write_state(*session, work, begin);
@@ -122,44 +134,58 @@ std::vector<uint32_t> host_result(const Work& work, const std::vector<uint32_t>&
   return read_state(*session, work);
 }
 
-std::vector<uint32_t> random_state() {
+std::vector<uint32_t> random_state(uint32_t ranks) {
   std::mt19937 random(std::random_device{}());
-  std::vector<uint32_t> state(width);
+  std::vector<uint32_t> state(size_t{width} * ranks);
   std::generate(state.begin(), state.end(), std::ref(random));
   return state;
 }
 
-mkrt_rank_desc rank_desc() {
+mkrt_rank_desc rank_desc(uint32_t ordinal) {
   mkrt_rank_desc rank{};
   rank.struct_size = sizeof(rank);
   rank.kind = MKRT_DEVICE_CUDA;
+  rank.ordinal = ordinal;
   return rank;
 }
 
-std::unique_ptr<device::Mesh> make_mesh(const DriverDouble& gpu, const mkrt_rank_desc& rank,
-                                        const mkrt_device_memory_extension* device_memory) {
-  return create_mesh(std::make_shared<base::Hooks>(nullptr), gpu.driver(), {&rank, 1}, device_memory);
+std::vector<mkrt_rank_desc> rank_descs(std::initializer_list<uint32_t> ordinals) {
+  std::vector<mkrt_rank_desc> ranks;
+  for (const uint32_t ordinal : ordinals) ranks.push_back(rank_desc(ordinal));
+  return ranks;
 }
 
-OnGpu::OnGpu(const DriverDouble& gpu, const Work& work, const mkrt_rank_desc& rank, const device::LoadOptions& options,
+std::unique_ptr<device::Mesh> make_mesh(const DriverDouble& gpu, RankDescs ranks,
+                                        const mkrt_device_memory_extension* device_memory) {
+  return create_mesh(std::make_shared<base::Hooks>(nullptr), gpu.driver(), ranks, device_memory);
+}
+
+OnGpu::OnGpu(const DriverDouble& gpu, const Work& work, RankDescs ranks, const device::LoadOptions& options,
              const mkrt_device_memory_extension* device_memory)
-    : mesh(make_mesh(gpu, rank, device_memory)),
+    : mesh(make_mesh(gpu, ranks, device_memory)),
       executable(mesh->load(work.program, options)),
       session(executable->create_session()) {}
 
+constexpr size_t state_bytes = width * sizeof(uint32_t);
+
 void write_state(device::Session& session, const Work& work, const std::vector<uint32_t>& state) {
-  REQUIRE(session.write(0, work.state, 0, state.data(), width * sizeof(uint32_t), nullptr) == MKRT_OK);
+  REQUIRE(state.size() == size_t{width} * work.program->rank_count);
+  for (uint32_t rank = 0; rank < work.program->rank_count; ++rank) {
+    REQUIRE(session.write(rank, work.state, 0, state.data() + size_t{rank} * width, state_bytes, nullptr) == MKRT_OK);
+  }
 }
 
 std::vector<uint32_t> read_state(device::Session& session, const Work& work) {
-  std::vector<uint32_t> state(width);
-  REQUIRE(session.read(0, work.state, 0, width * sizeof(uint32_t), state.data(), nullptr) == MKRT_OK);
+  std::vector<uint32_t> state(size_t{width} * work.program->rank_count);
+  for (uint32_t rank = 0; rank < work.program->rank_count; ++rank) {
+    REQUIRE(session.read(rank, work.state, 0, state_bytes, state.data() + size_t{rank} * width, nullptr) == MKRT_OK);
+  }
   return state;
 }
 
-uint32_t read_total(device::Session& session, const Work& work) {
+uint32_t read_total(device::Session& session, const Work& work, uint32_t rank) {
   uint32_t total = 0;
-  REQUIRE(session.read(0, work.total, 0, sizeof(total), &total, nullptr) == MKRT_OK);
+  REQUIRE(session.read(rank, work.total, 0, sizeof(total), &total, nullptr) == MKRT_OK);
   return total;
 }
 
@@ -168,6 +194,13 @@ void run(device::Session& session, const device::ExecuteRequest& request) {
   uint64_t value = 0;
   REQUIRE_MESSAGE(session.execute(request, &value, &error) == MKRT_OK, error.message);
   REQUIRE_MESSAGE(session.wait(value, UINT64_MAX, &error) == MKRT_OK, error.message);
+}
+
+uint64_t enqueue(device::Session& session, const device::ExecuteRequest& request) {
+  mkrt_error error = MKRT_ERROR_INIT;
+  uint64_t value = 0;
+  REQUIRE_MESSAGE(session.execute(request, &value, &error) == MKRT_OK, error.message);
+  return value;
 }
 
 }  // namespace mkrt::cuda::test
