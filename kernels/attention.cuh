@@ -203,7 +203,11 @@ __device__ inline uint32_t bring_rows(const TileSlot& tile, const AttentionShape
 __device__ inline void end_load(uint64_t* barrier, uint32_t bytes, bool bulk) {
   __syncwarp();
 #if MKRT_BULK_COPY
-  if (ptx::lane_number() == 0) ptx::barrier_expect(barrier, bytes);
+  if (ptx::lane_number() == 0) {
+    ptx::barrier_expect(barrier, bytes);
+  } else if (MKRT_CHECK_ARRIVALS) {
+    ptx::barrier_arrive(barrier);
+  }
 #else
   if (bulk) {
     ptx::async_copy_arrive(barrier);
