@@ -319,23 +319,25 @@ __device__ inline float product(const __half2& a, float x, float y, float sum) {
 // query . key. Neighbouring lanes have neighbouring rows: each starts at another piece, so that they meet in different
 // banks of shared memory.
 __device__ inline float dot(const float* query, const __half* key, uint32_t head_size, uint32_t row) {
-  float sum = 0;
   if (head_size % piece_halves == 0) {
+    // Four sums, so that additions do not wait for each other.
+    float sums[4] = {};
     const uint32_t pieces = head_size / piece_halves;
     uint32_t piece = row % pieces;
-#pragma unroll 2
+#pragma unroll 4
     for (uint32_t i = 0; i < pieces; ++i) {
       const uint4 k = reinterpret_cast<const uint4*>(key)[piece];
       const float4 low = reinterpret_cast<const float4*>(query)[2 * piece];
       const float4 high = reinterpret_cast<const float4*>(query)[2 * piece + 1];
-      sum = product(reinterpret_cast<const __half2&>(k.x), low.x, low.y, sum);
-      sum = product(reinterpret_cast<const __half2&>(k.y), low.z, low.w, sum);
-      sum = product(reinterpret_cast<const __half2&>(k.z), high.x, high.y, sum);
-      sum = product(reinterpret_cast<const __half2&>(k.w), high.z, high.w, sum);
+      sums[0] = product(reinterpret_cast<const __half2&>(k.x), low.x, low.y, sums[0]);
+      sums[1] = product(reinterpret_cast<const __half2&>(k.y), low.z, low.w, sums[1]);
+      sums[2] = product(reinterpret_cast<const __half2&>(k.z), high.x, high.y, sums[2]);
+      sums[3] = product(reinterpret_cast<const __half2&>(k.w), high.z, high.w, sums[3]);
       piece = piece + 1 == pieces ? 0 : piece + 1;
     }
-    return sum;
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
   }
+  float sum = 0;
 #pragma unroll 1
   for (uint32_t i = 0; i < head_size / 2; ++i) {
     sum = product(reinterpret_cast<const __half2*>(key)[i], query[2 * i], query[2 * i + 1], sum);
@@ -417,14 +419,22 @@ __device__ inline void add_values(uint32_t place, const AttentionShape& shape, c
     const float* statistic = room.statistic + 3 * head;
     float2 sum = make_float2(0.0f, 0.0f);
     if (!chunk.first) sum = make_float2(room.sum[item].x * statistic[2], room.sum[item].y * statistic[2]);
-    const auto add = [&](const __half* row, float w) {
+    const auto add = [&](float2& to, const __half* row, float w) {
       const float2 value = __half22float2(reinterpret_cast<const __half2*>(row)[pair]);
-      sum.x = fmaf(w, value.x, sum.x);
-      sum.y = fmaf(w, value.y, sum.y);
+      to.x = fmaf(w, value.x, to.x);
+      to.y = fmaf(w, value.y, to.y);
     };
+    // Every second row to sums of their own, so that additions wait less for each other.
+    float2 other = make_float2(0.0f, 0.0f);
+    const __half* row = chunk.values;
 #pragma unroll 4
-    for (uint32_t row = 0; row < chunk.cached; ++row) add(chunk.values + row * shape.head_size, weight[row]);
-    if (chunk.newest) add(room.newest_value, weight[chunk.cached]);
+    for (uint32_t i = 0; i < chunk.cached / 2; ++i, row += 2 * shape.head_size) {
+      add(sum, row, weight[2 * i]);
+      add(other, row + shape.head_size, weight[2 * i + 1]);
+    }
+    if (chunk.cached % 2 != 0) add(sum, row, weight[chunk.cached - 1]);
+    if (chunk.newest) add(other, room.newest_value, weight[chunk.cached]);
+    sum = make_float2(sum.x + other.x, sum.y + other.y);
     if (!chunk.last) {
       room.sum[item] = sum;
       continue;

@@ -20,8 +20,8 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 __device__ inline uint32_t lane_number() { return threadIdx.x & 31u; }
-// Read anew at each place: a register that is kept from tile to tile ends up in local memory instead, which every acquire
-// empties out of the L1 cache.
+// Read anew at each place: a register that is kept from tile to tile ends up in local memory instead, which every
+// acquire empties out of the L1 cache.
 __device__ inline uint32_t thread_number() {
   uint32_t number;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
