@@ -236,7 +236,8 @@ typedef struct mkrt_rank_desc {
   uint32_t struct_size;
   uint32_t kind;    /* MKRT_DEVICE_...; DEFAULT: the kind that another rank names, CUDA where a field below says so */
   uint32_t ordinal; /* CUDA: device number, used when `uuid` is zero. Host, and all ranks DEFAULT: ignored */
-  /* Host: number of threads of this rank, 0: the logical processors divided by the ranks, at least 1.
+  /* Host: number of threads of this rank, at most MKRT_MAX_HOST_WORKERS; 0: the logical processors divided by the
+   * ranks, at least 1. More threads than processors are slower, with the same results.
    * CUDA: largest number of SMs to use, 0: all. */
   uint32_t worker_count;
   uint8_t uuid[16]; /* CUDA: device by its UUID; zero: by ordinal */
@@ -252,6 +253,7 @@ typedef struct mkrt_mesh_desc {
   const mkrt_rank_desc* ranks; /* rank_count descriptions, or NULL: defaults for every rank */
 } mkrt_mesh_desc;
 #define MKRT_MAX_RANKS 64
+#define MKRT_MAX_HOST_WORKERS 4095
 
 /* Bytes of device memory for rank `rank`: the address, aligned to `alignment` (a power of two), or 0 where there are
  * none. Called from the threads that create executables and sessions and start traces, with the rank's context current;

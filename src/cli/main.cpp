@@ -77,8 +77,8 @@ void add_run_options(CLI::App& command, RunOptions& options) {
   };
   command.add_option("--device", options.device, "host, cuda or cuda:N; left out: cuda:0 if there is one, else host")
       ->check(CLI::Validator(check_device, "DEVICE"));
-  command.add_option("--workers", options.workers, "Threads or multiprocessors to use; 0: all")
-      ->check(CLI::Range(0, 65535))
+  command.add_option("--workers", options.workers, "Threads or multiprocessors to use on each rank; 0: all")
+      ->check(CLI::Range(0, MKRT_MAX_HOST_WORKERS))
       ->capture_default_str();
   command.add_option("--queue", options.queue, "How tiles are handed out: dynamic or static; results are the same")
       ->check(CLI::IsMember({"dynamic", "static"}))

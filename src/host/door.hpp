@@ -5,6 +5,8 @@
 #include <cassert>
 #include <cstdint>
 
+#include "mkrt/mkrt.h"
+
 namespace mkrt::host {
 
 // The scheduler opens a door for each turn; workers enter, run tiles until there are none left, and leave. A worker
@@ -15,7 +17,7 @@ namespace mkrt::host {
 // In static mode each worker has tiles of its own and must come: the door opens with all of them counted already.
 class Door {
  public:
-  static constexpr uint32_t most_workers = (1u << 12) - 1;  // what the word has room for
+  static constexpr uint32_t most_workers = MKRT_MAX_HOST_WORKERS;
 
   // Called while the door is closed. `workers` from 0 to workers - 1 may enter.
   void open(uint32_t workers, bool all_must_come) noexcept {
@@ -58,8 +60,9 @@ class Door {
 
  private:
   // From bit 0: workers inside, workers allowed, open, expected; the turn's number from bit 32.
-  static constexpr uint64_t field = most_workers;
   static constexpr int limit_shift = 12;
+  static constexpr uint64_t field = (1u << limit_shift) - 1;
+  static_assert(most_workers <= field);
   static constexpr uint64_t open_bit = uint64_t{1} << 24;
   static constexpr uint64_t expected_bit = uint64_t{1} << 25;
   static constexpr int turn_shift = 32;

@@ -459,6 +459,12 @@ TEST_CASE("meshes that cannot be are refused") {
     ranks.desc.rank_count = UINT32_MAX;
     check_fails(MKRT_ERROR_ARGUMENT, call);
   }
+  SUBCASE("too many threads on a host rank") {
+    ranks.ranks[1].worker_count = MKRT_MAX_HOST_WORKERS + 1;
+    check_fails(MKRT_ERROR_ARGUMENT, call);
+    ranks.ranks[1].worker_count = UINT32_MAX;
+    check_fails(MKRT_ERROR_ARGUMENT, call);
+  }
   SUBCASE("a kind that does not exist") {
     ranks.ranks[1].kind = 3;
     check_fails(MKRT_ERROR_ARGUMENT, call);

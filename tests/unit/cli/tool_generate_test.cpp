@@ -116,7 +116,7 @@ TEST_CASE("text streams in whole code points and is what --json reports") {
 TEST_CASE("workers and queues do not change what is generated") {
   const std::vector<std::string> common = {"--prompt", "When the train", "--max-tokens", "48"};
   const json expected = generate_json(common)["ids"];
-  for (const char* workers : {"1", "2", "5"}) {
+  for (const char* workers : {"1", "2", "5", "300"}) {
     for (const char* queue : {"dynamic", "static"}) {
       std::vector<std::string> options = common;
       for (const char* option : {"--workers", workers, "--queue", queue}) options.emplace_back(option);

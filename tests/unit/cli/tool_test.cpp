@@ -42,6 +42,7 @@ TEST_CASE("a command line that cannot be understood ends with code 2") {
   check_failure({"generate", "p", "--prompt", "a", "--device", "tpu"}, 2, "there is no device \"tpu\"");
   check_failure({"generate", "p", "--prompt", "a", "--device", "cuda:-1"}, 2, "--device");
   check_failure({"generate", "p", "--prompt", "a", "--workers", "-1"}, 2, "--workers");
+  check_failure({"generate", "p", "--prompt", "a", "--workers", "4096"}, 2, "0 to 4095");
   check_failure({"generate", "p", "--prompt", "a", "--temperature", "-0.5"}, 2, "--temperature");
   check_failure({"generate", "p", "--prompt", "a", "--top-p", "0"}, 2, "--top-p");
   check_failure({"generate", "p", "--prompt", "a", "--max-tokens", "-1"}, 2, "--max-tokens");
