@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-/* What an instruction receives to work on one tile. Valid during the call only. */
+/* What an instruction receives to work on one tile. Valid during the call only. Since 0.1. */
 typedef struct mkrt_host_tile {
   const mkrt_record* record;
   uint32_t index[MKRT_TILE_DIMENSIONS]; /* the tile's indices in the record's grid */
@@ -25,16 +25,16 @@ typedef struct mkrt_host_tile {
   /* rank_delta[r] added to an own-rank address gives the address at rank r; rank_delta[rank] is 0. Weight tensors
    * exist only on the own rank. */
   const int64_t* rank_delta;
-  void* scratch; /* the worker's own memory, 64-byte aligned; what it holds is what the worker's last tile left */
-  size_t scratch_size;
+  void* scratch;       /* the worker's own memory, 64-byte aligned; what it holds is what the worker's last tile left */
+  size_t scratch_size; /* in bytes */
   uint64_t execute_serial; /* differs between any two executes of a process, so that what scratch caches can be told */
 } mkrt_host_tile;
 
 /* Computes a tile: reads and writes only its operands' slices. Returns 0, or the 1-based number of a fault that the
- * ISA definition lists. Called from worker threads; must not block, throw or call mkrt. */
+ * ISA definition lists. Called from worker threads; must not block, throw or call mkrt. Since 0.1. */
 typedef uint32_t (*mkrt_host_instruction)(const mkrt_host_tile* tile);
 
-/* Since 0.1. */
+/* The code of one instruction set. Since 0.1. */
 typedef struct mkrt_host_isa {
   uint32_t struct_size;
   uint32_t opcode_count;

@@ -56,7 +56,8 @@ extern "C" {
 #define MKRT_API __attribute__((visibility("default")))
 #endif
 
-/* Version of this header: major * 1000000 + minor * 1000 + patch. Libraries of one major version are compatible. */
+/* Version of this header: major * 1000000 + minor * 1000 + patch. Libraries of one major version are compatible.
+ * Since 0.1. */
 #define MKRT_VERSION 1000
 
 /* ---------------------------------------------------------------------------------------------------------------- */
@@ -65,6 +66,7 @@ extern "C" {
 
 /* The result of a call. Since 0.1. */
 typedef int32_t mkrt_status;
+/* Values of mkrt_status. Since 0.1. */
 enum {
   MKRT_OK = 0,
   /* An argument is NULL, out of range, or contradicts another one. */
@@ -134,7 +136,7 @@ typedef struct mkrt_error {
   char message[456];     /* one sentence, always terminated */
 } mkrt_error;
 
-/* An error to pass to calls: `mkrt_error error = MKRT_ERROR_INIT;` */
+/* An error to pass to calls: `mkrt_error error = MKRT_ERROR_INIT;` Since 0.1. */
 #define MKRT_ERROR_INIT                                        \
   {                                                            \
     sizeof(mkrt_error), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, { 0 } \
@@ -146,6 +148,7 @@ typedef struct mkrt_extension {
   uint32_t type; /* one of MKRT_EXTENSION_... */
   const struct mkrt_extension* next;
 } mkrt_extension;
+/* Values of mkrt_extension.type. Since 0.1. */
 enum {
   /* mkrt_host_isa_extension of mkrt/host_isa.h, on mkrt_runtime_desc: instruction sets for host ranks. */
   MKRT_EXTENSION_HOST_ISA = 1,
@@ -160,18 +163,20 @@ enum {
 /* One instance of the library inside a process. Instances share nothing. Since 0.1. */
 typedef struct mkrt_runtime mkrt_runtime;
 
+/* Levels of log messages, the least verbose first. Since 0.1. */
 enum { MKRT_LOG_ERROR = 1, MKRT_LOG_WARNING = 2, MKRT_LOG_INFO = 3, MKRT_LOG_DEBUG = 4 };
 
 /* Returns `size` bytes aligned to `alignment` (a power of two), or NULL. Called from the threads that call mkrt, also
- * from several at once; must not call mkrt. */
+ * from several at once; must not call mkrt. Since 0.1. */
 typedef void* (*mkrt_allocate_function)(void* user_data, size_t size, size_t alignment);
 /* Gives memory back; `size` and `alignment` are those of the allocation. Called as above, from any thread that uses
- * mkrt; must not call mkrt. */
+ * mkrt; must not call mkrt. Since 0.1. */
 typedef void (*mkrt_release_function)(void* user_data, void* memory, size_t size, size_t alignment);
-/* Receives a message. Called from any thread that uses mkrt, never from a device worker; must not call mkrt. */
+/* Receives a message: one of MKRT_LOG_... and a line that is gone after the call. Called from any thread that uses
+ * mkrt, also from several at once, never from a device worker; must not call mkrt. Since 0.1. */
 typedef void (*mkrt_log_function)(void* user_data, uint32_t level, const char* message);
 
-/* Since 0.1. */
+/* How to make a runtime; copied, but for what its chain points to (see there). Since 0.1. */
 typedef struct mkrt_runtime_desc {
   uint32_t struct_size;
   uint32_t log_level; /* most verbose level that is passed to `log`; 0: MKRT_LOG_WARNING */
@@ -188,10 +193,11 @@ typedef struct mkrt_runtime_desc {
  * 4), STRUCT_SIZE, EXTENSION, OUT_OF_MEMORY. Any thread. Since 0.1. */
 MKRT_API mkrt_status mkrt_runtime_create(const mkrt_runtime_desc* desc, mkrt_runtime** out_runtime,
                                          mkrt_error* out_error);
-/* Destroys the handle; the runtime lives on while objects made from it do. Since 0.1. */
+/* Destroys the handle; the runtime lives on while objects made from it do. NULL does nothing. Any thread.
+ * Since 0.1. */
 MKRT_API void mkrt_runtime_destroy(mkrt_runtime* runtime);
 
-/* Kind of a device. */
+/* Kind of a device. Since 0.1. */
 enum {
   /* The first CUDA device that a mesh can be made on (compute capability 8.0 or newer), otherwise the host, which is
    * logged as a warning with the reason. */
@@ -200,13 +206,13 @@ enum {
   MKRT_DEVICE_CUDA = 2
 };
 
-/* Since 0.1. */
+/* A device, or what a rank uses of one. Since 0.1. */
 typedef struct mkrt_device_info {
   uint32_t struct_size;
   uint32_t kind;          /* MKRT_DEVICE_HOST or MKRT_DEVICE_CUDA */
   uint32_t ordinal;       /* number among the devices of its kind */
   uint32_t worker_count;  /* SMs, or logical processors of the host */
-  uint64_t memory_bytes;  /* memory of the device */
+  uint64_t memory_bytes;  /* all memory of the device or machine */
   uint64_t memory_free;   /* bytes free when asked; 0 for a CUDA device that is not asked about through a mesh */
   uint8_t uuid[16];       /* zero for the host */
   uint32_t compute_major; /* compute capability; 0 for the host */
@@ -245,15 +251,15 @@ typedef struct mkrt_rank_desc {
   void* stream;     /* CUDA: a CUstream of that context to enqueue on; NULL: a stream of the library's own */
 } mkrt_rank_desc;
 
-/* Since 0.1. */
+/* How to make a mesh; needed only until the call returns. Since 0.1. */
 typedef struct mkrt_mesh_desc {
   uint32_t struct_size;
   uint32_t rank_count; /* 0: 1; at most MKRT_MAX_RANKS */
   const mkrt_extension* next;
   const mkrt_rank_desc* ranks; /* rank_count descriptions, or NULL: defaults for every rank */
 } mkrt_mesh_desc;
-#define MKRT_MAX_RANKS 64
-#define MKRT_MAX_HOST_WORKERS 4095
+#define MKRT_MAX_RANKS 64          /* of a mesh. Since 0.1. */
+#define MKRT_MAX_HOST_WORKERS 4095 /* threads of one host rank. Since 0.1. */
 
 /* Bytes of device memory for rank `rank`: the address, aligned to `alignment` (a power of two), or 0 where there are
  * none. Called from the threads that create executables and sessions and start traces, with the rank's context current;
@@ -274,18 +280,19 @@ typedef struct mkrt_device_memory_extension {
   mkrt_device_release_function release;   /* not NULL */
 } mkrt_device_memory_extension;
 
-/* Creates a mesh, and the worker threads of its host ranks. `desc` may be NULL for one rank on the default device. A
- * mesh of CUDA ranks has one rank in this version; more are UNSUPPORTED, and a default mesh of more is on the host.
- * Errors: HANDLE, ARGUMENT, STRUCT_SIZE, EXTENSION, UNSUPPORTED, DEVICE (no such device, or no driver: the message says
- * why), OUT_OF_MEMORY, DRIVER. Any thread. Since 0.1. */
+/* Creates a mesh, and the worker threads of its host ranks. `desc` may be NULL for one rank on the default device.
+ * CUDA ranks are on one device, which then divides its SMs among them, or on several that can map each other's memory;
+ * those of one device share a context and a stream. A default mesh of several ranks takes a CUDA device for each of
+ * them, else one for all, else the host. Errors: HANDLE, ARGUMENT, STRUCT_SIZE, EXTENSION, UNSUPPORTED, DEVICE (no such
+ * device, or no driver: the message says why), OUT_OF_MEMORY, DRIVER. Any thread. Since 0.1. */
 MKRT_API mkrt_status mkrt_mesh_create(mkrt_runtime* runtime, const mkrt_mesh_desc* desc, mkrt_mesh** out_mesh,
                                       mkrt_error* out_error);
 /* Destroys the handle; the mesh lives on while executables made on it do. NULL does nothing. Any thread. Since 0.1. */
 MKRT_API void mkrt_mesh_destroy(mkrt_mesh* mesh);
-/* Number of ranks. Errors: HANDLE, ARGUMENT. Since 0.1. */
+/* Number of ranks. Any thread. Errors: HANDLE, ARGUMENT. Since 0.1. */
 MKRT_API mkrt_status mkrt_mesh_rank_count(mkrt_mesh* mesh, uint32_t* out_count, mkrt_error* out_error);
-/* Describes the device of a rank; `worker_count` is the number that the rank uses. Errors: HANDLE, ARGUMENT,
- * STRUCT_SIZE. Since 0.1. */
+/* Describes the device of a rank; `worker_count` is the number that the rank uses. Any thread. Errors: HANDLE,
+ * ARGUMENT (rank), STRUCT_SIZE. Since 0.1. */
 MKRT_API mkrt_status mkrt_mesh_device_info(mkrt_mesh* mesh, uint32_t rank, mkrt_device_info* out_info,
                                            mkrt_error* out_error);
 
@@ -296,12 +303,12 @@ MKRT_API mkrt_status mkrt_mesh_device_info(mkrt_mesh* mesh, uint32_t rank, mkrt_
 /* A package that was read and verified. Immutable; its weight files stay open and mapped. Since 0.1. */
 typedef struct mkrt_program mkrt_program;
 
-/* Since 0.1. */
+/* Which package to load; needed only until the call returns. Since 0.1. */
 typedef struct mkrt_program_desc {
   uint32_t struct_size;
   uint32_t reserved; /* zero */
   const mkrt_extension* next;
-  const char* path; /* the package's folder, or its program.json */
+  const char* path; /* UTF-8, not empty: the package's folder, or its program.json */
 } mkrt_program_desc;
 
 /* Reads a package and verifies its schedule: what loads can neither deadlock nor race nor leave its tensors.
@@ -313,7 +320,7 @@ MKRT_API mkrt_status mkrt_program_load(mkrt_runtime* runtime, const mkrt_program
  * 0.1. */
 MKRT_API void mkrt_program_destroy(mkrt_program* program);
 
-/* Since 0.1. */
+/* A program as a whole; sizes in bytes. Since 0.1. */
 typedef struct mkrt_program_info {
   uint32_t struct_size;
   uint32_t rank_count; /* ranks that the program is written for */
@@ -324,10 +331,10 @@ typedef struct mkrt_program_info {
   uint64_t isa_fingerprint;
   const char* isa_name;
 } mkrt_program_info;
-/* Errors: HANDLE, ARGUMENT, STRUCT_SIZE. Since 0.1. */
+/* Describes the program. Any thread. Errors: HANDLE, ARGUMENT, STRUCT_SIZE. Since 0.1. */
 MKRT_API mkrt_status mkrt_program_get_info(mkrt_program* program, mkrt_program_info* out_info, mkrt_error* out_error);
 
-/* Since 0.1. */
+/* One entry: a list of records that an execute runs. Since 0.1. */
 typedef struct mkrt_entry_info {
   uint32_t struct_size;
   uint32_t record_count;
@@ -336,30 +343,32 @@ typedef struct mkrt_entry_info {
   uint64_t tile_count; /* tiles of one step on one rank */
   const char* name;
 } mkrt_entry_info;
-/* Errors: HANDLE, ARGUMENT (index), STRUCT_SIZE. Since 0.1. */
+/* Describes entry `index`, from 0 to entry_count - 1. Any thread. Errors: HANDLE, ARGUMENT (index), STRUCT_SIZE.
+ * Since 0.1. */
 MKRT_API mkrt_status mkrt_program_entry_info(mkrt_program* program, uint32_t index, mkrt_entry_info* out_info,
                                              mkrt_error* out_error);
-/* Errors: HANDLE, ARGUMENT, NOT_FOUND. Since 0.1. */
+/* Index of the entry named `name`. Any thread. Errors: HANDLE, ARGUMENT, NOT_FOUND. Since 0.1. */
 MKRT_API mkrt_status mkrt_program_find_entry(mkrt_program* program, const char* name, uint32_t* out_index,
                                              mkrt_error* out_error);
 
-/* Since 0.1. */
+/* One record: an instruction over a grid of tiles. Since 0.1. */
 typedef struct mkrt_record_info {
   uint32_t struct_size;
   uint32_t wait_count;
   uint32_t signal_count;
-  uint32_t grid[4];    /* tiles in each dimension, the last fastest */
+  uint32_t grid[4];    /* tiles in each dimension, the last fastest; 1 for dimensions that it does not have */
   uint32_t reserved;   /* zero */
   uint64_t tile_count; /* product of the grid */
   uint64_t bytes_read; /* bytes of weight tensors that one rank's tiles declare to read, each tile counted */
   const char* opcode;  /* name in the ISA */
   const char* label;   /* the record's label, or "" */
 } mkrt_record_info;
-/* Errors: HANDLE, ARGUMENT (indices), STRUCT_SIZE. Since 0.1. */
+/* Describes record `record` of entry `entry`. Any thread. Errors: HANDLE, ARGUMENT (indices), STRUCT_SIZE.
+ * Since 0.1. */
 MKRT_API mkrt_status mkrt_program_record_info(mkrt_program* program, uint32_t entry, uint32_t record,
                                               mkrt_record_info* out_info, mkrt_error* out_error);
 
-/* Element types. Values are part of the schedule format. */
+/* Element types. Values are part of the schedule format. Since 0.1. */
 enum {
   MKRT_DTYPE_F32 = 1,
   MKRT_DTYPE_F16 = 2,
@@ -369,7 +378,7 @@ enum {
   MKRT_DTYPE_U8 = 6
 };
 
-/* What a tensor is for. */
+/* What a tensor is for. Since 0.1. */
 enum {
   MKRT_TENSOR_WEIGHT = 1, /* constant, one for an executable; cannot be read or written through a session */
   MKRT_TENSOR_STATE = 2,  /* kept from one execute to the next, zero after a reset; readable and writable */
@@ -378,24 +387,26 @@ enum {
   MKRT_TENSOR_SCRATCH = 5 /* of no meaning between executes; cannot be read or written */
 };
 
-#define MKRT_MAX_DIMENSIONS 8
-/* Since 0.1. */
+#define MKRT_MAX_DIMENSIONS 8 /* of a tensor. Since 0.1. */
+/* One tensor; every rank has an instance of it with the same shape. Since 0.1. */
 typedef struct mkrt_tensor_info {
   uint32_t struct_size;
-  uint32_t dtype;
-  uint32_t kind;
+  uint32_t dtype; /* MKRT_DTYPE_... */
+  uint32_t kind;  /* MKRT_TENSOR_... */
   uint32_t dimension_count;
   uint64_t shape[MKRT_MAX_DIMENSIONS]; /* elements, outermost first, row-major, without gaps */
   uint64_t size_bytes;                 /* on each rank */
   const char* name;
 } mkrt_tensor_info;
-/* Errors: HANDLE, ARGUMENT (index), STRUCT_SIZE. Since 0.1. */
+/* Describes tensor `index`, from 0 to tensor_count - 1. Any thread. Errors: HANDLE, ARGUMENT (index), STRUCT_SIZE.
+ * Since 0.1. */
 MKRT_API mkrt_status mkrt_program_tensor_info(mkrt_program* program, uint32_t index, mkrt_tensor_info* out_info,
                                               mkrt_error* out_error);
-/* Errors: HANDLE, ARGUMENT, NOT_FOUND. Since 0.1. */
+/* Index of the tensor named `name`. Any thread. Errors: HANDLE, ARGUMENT, NOT_FOUND. Since 0.1. */
 MKRT_API mkrt_status mkrt_program_find_tensor(mkrt_program* program, const char* name, uint32_t* out_index,
                                               mkrt_error* out_error);
-/* A value of the package's "metadata" object. Errors: HANDLE, ARGUMENT, NOT_FOUND. Since 0.1. */
+/* A value of the package's "metadata" object, which belongs to the program. Any thread. Errors: HANDLE, ARGUMENT,
+ * NOT_FOUND. Since 0.1. */
 MKRT_API mkrt_status mkrt_program_metadata(mkrt_program* program, const char* key, const char** out_value,
                                            mkrt_error* out_error);
 
@@ -406,7 +417,7 @@ MKRT_API mkrt_status mkrt_program_metadata(mkrt_program* program, const char* ke
 /* A program on a mesh: images loaded, weights resident. Since 0.1. */
 typedef struct mkrt_executable mkrt_executable;
 
-/* Since 0.1. */
+/* How to make an executable; needed only until the call returns. Since 0.1. */
 typedef struct mkrt_executable_desc {
   uint32_t struct_size;
   /* Threads that bring weights to CUDA devices: the calling one and others that exist only during the call. 0: 1; at
@@ -416,7 +427,7 @@ typedef struct mkrt_executable_desc {
   const mkrt_extension* next;
   uint64_t memory_budget; /* most bytes of device memory a rank for weights and sessions together; 0: no limit */
 } mkrt_executable_desc;
-#define MKRT_MAX_LOADER_THREADS 64
+#define MKRT_MAX_LOADER_THREADS 64 /* of one executable's creation. Since 0.1. */
 
 /* Makes a program ready to run on a mesh. Host ranks use the mapped weights in place. `desc` may be NULL.
  * Errors: HANDLE, ARGUMENT (program and mesh of different runtimes or rank counts), STRUCT_SIZE, EXTENSION,
@@ -433,7 +444,8 @@ typedef struct mkrt_session mkrt_session;
  * Since 0.1. */
 MKRT_API mkrt_status mkrt_session_create(mkrt_executable* executable, mkrt_session** out_session,
                                          mkrt_error* out_error);
-/* Cancels what is in flight, waits for it to stop (milliseconds), and frees the session. Since 0.1. */
+/* Cancels what is in flight, waits for it to stop (milliseconds: as long as the tiles that run), and frees the session.
+ * NULL does nothing. Any thread, but not while another call on the session goes on. Since 0.1. */
 MKRT_API void mkrt_session_destroy(mkrt_session* session);
 /* Makes every tensor and counter zero and clears a failure. Errors: HANDLE, BUSY, DRIVER. Since 0.1. */
 MKRT_API mkrt_status mkrt_session_reset(mkrt_session* session, mkrt_error* out_error);
@@ -456,13 +468,13 @@ MKRT_API mkrt_status mkrt_session_tensor_address(mkrt_session* session, uint32_t
 /* Execute                                                                                                          */
 /* ---------------------------------------------------------------------------------------------------------------- */
 
-/* How tiles are handed to workers. Results do not depend on it. */
+/* How tiles are handed to workers. Results do not depend on it. Since 0.1. */
 enum {
   MKRT_QUEUE_DYNAMIC = 0, /* the next number of one global counter */
   MKRT_QUEUE_STATIC = 1   /* worker w takes tiles w, w + workers, w + 2 * workers, ... */
 };
 
-/* Since 0.1. */
+/* What to execute; needed only until the call returns. Since 0.1. */
 typedef struct mkrt_execute_desc {
   uint32_t struct_size;
   uint32_t entry;        /* index of the entry */
@@ -472,7 +484,8 @@ typedef struct mkrt_execute_desc {
   uint32_t reserved;     /* zero */
   const mkrt_extension* next;
   /* Longest time in nanoseconds that a tile may wait for a counter before the execute fails with
-   * MKRT_ERROR_DEADLINE; 0: 10 seconds. */
+   * MKRT_ERROR_DEADLINE; 0: 10 seconds. Of tiles that wait for each other, the error names the earliest in the queue;
+   * on host ranks it is known after at most twice the limit. */
   uint64_t wait_limit_ns;
 } mkrt_execute_desc;
 
@@ -491,15 +504,15 @@ MKRT_API mkrt_status mkrt_session_query(mkrt_session* session, uint64_t* out_val
  * Any thread. Errors: as mkrt_session_query, TIMEOUT, ARGUMENT (a value that was never given out). Since 0.1. */
 MKRT_API mkrt_status mkrt_session_wait(mkrt_session* session, uint64_t value, uint64_t timeout_ns,
                                        mkrt_error* out_error);
-/* Makes everything in flight stop soon; it then reports MKRT_ERROR_CANCELLED. Nothing happens when nothing is in
- * flight. Any thread. Errors: HANDLE. Since 0.1. */
+/* Makes everything in flight stop soon, as soon as the tiles that run are done; it then reports MKRT_ERROR_CANCELLED.
+ * Nothing happens when nothing is in flight. Any thread. Errors: HANDLE. Since 0.1. */
 MKRT_API mkrt_status mkrt_session_cancel(mkrt_session* session, mkrt_error* out_error);
 
 /* ---------------------------------------------------------------------------------------------------------------- */
 /* Trace                                                                                                            */
 /* ---------------------------------------------------------------------------------------------------------------- */
 
-/* What happened to a tile and when: indices of mkrt_trace_tile.time, in the order in which they come. */
+/* What happened to a tile and when: indices of mkrt_trace_tile.time, in the order in which they come. Since 0.1. */
 enum {
   MKRT_TRACE_FETCHED = 0,       /* its number was known and there was room for it */
   MKRT_TRACE_WEIGHTS_BEGIN = 1, /* its weights were asked for */
