@@ -59,7 +59,8 @@ int compile(const CompileOptions& options) {
   }
   const std::string problem = find_tokenizer_problem(options.model);
   if (!problem.empty()) tell(problem + "; generate takes --prompt-ids or --tokenizer for this package, no --prompt");
-  print("wrote " + options.package + ": " + format_bytes(weight_bytes) + " of weights, " + describe(images) + "\n");
+  print("wrote " + options.package + ": " + format_bytes(weight_bytes) + " of weights" +
+        (options.ranks > 1 ? " for " + std::to_string(options.ranks) + " ranks, " : ", ") + describe(images) + "\n");
   return 0;
 }
 
