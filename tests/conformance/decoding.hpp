@@ -46,6 +46,13 @@ struct Target {
   std::vector<Way> ways;
   std::function<void(mkrt::compile::Options&)> prepare;  // what the compiler must know of the device
   uint32_t ranks = 1;
+  uint32_t devices = 1;  // CUDA: ranks are on this one and those after it, in turn
+
+  std::vector<mkrt::RankOptions> rank_options() const {
+    std::vector<mkrt::RankOptions> options(ranks, rank);
+    for (uint32_t i = 0; i < ranks; ++i) options[i].ordinal += i % devices;
+    return options;
+  }
 };
 
 inline void compile(const Target& target, mkrt::compile::Options options) {
@@ -66,7 +73,7 @@ inline void compile_novelist(const Target& target, const std::string& output, ui
 class Model {
  public:
   Model(const std::string& package, const Target& target)
-      : mesh_(runtime_, std::vector<mkrt::RankOptions>(target.ranks, target.rank)),
+      : mesh_(runtime_, target.rank_options()),
         program_(runtime_, package),
         executable_(program_, mesh_),
         session_(executable_) {

@@ -43,21 +43,23 @@ uint32_t find_tensor(const package::Program& program, const std::string& name) {
   return 0;
 }
 
-// Starts a golden case in sequence 0.
+// Starts a golden case in sequence 0 of every rank.
 void start(device::Session& session, const package::Program& program, const Golden& golden) {
   const auto write = [&](const char* name, const std::vector<int32_t>& values) {
     mkrt_error error = MKRT_ERROR_INIT;
-    REQUIRE(session.write(0, find_tensor(program, name), 0, values.data(), values.size() * 4, &error) == MKRT_OK);
+    for (uint32_t rank = 0; rank < program.rank_count; ++rank) {
+      REQUIRE(session.write(rank, find_tensor(program, name), 0, values.data(), values.size() * 4, &error) == MKRT_OK);
+    }
   };
   write("tokens", golden.prompt_ids);
   write("prompt_length", {static_cast<int32_t>(golden.prompt_ids.size())});
   write("active", {1});
 }
 
-}  // namespace
-
-TEST_CASE("a schedule that waits for ever ends by its deadline and says who waited for what; a reset session works") {
-  const Novelist novelist;
+void check_endless_wait(uint32_t ranks) {
+  CAPTURE(ranks);
+  const Target target = gpu_ranks(ranks);
+  const Novelist novelist(target);
   const Golden golden = read_golden().front();
   const Broken broken = break_program(novelist.package());
   package::Program refused = *broken.program;
@@ -66,11 +68,12 @@ TEST_CASE("a schedule that waits for ever ends by its deadline and says who wait
   mkrt_rank_desc rank{};
   rank.struct_size = sizeof(rank);
   rank.kind = MKRT_DEVICE_CUDA;
-  const auto mesh = cuda::create_mesh(std::make_shared<base::Hooks>(nullptr), cuda::open_driver(), {&rank, 1}, nullptr);
+  const auto mesh = cuda::create_mesh(std::make_shared<base::Hooks>(nullptr), cuda::open_driver(),
+                                      std::vector<mkrt_rank_desc>(ranks, rank), nullptr);
   const auto executable = mesh->load(broken.program, {});
   const auto session = executable->create_session();
   constexpr auto limit = std::chrono::milliseconds(50);
-  for (const Way& way : gpu().ways) {
+  for (const Way& way : target.ways) {
     CAPTURE(way.queue_mode);
     CAPTURE(way.workers);
     mkrt_error error = MKRT_ERROR_INIT;
@@ -92,7 +95,8 @@ TEST_CASE("a schedule that waits for ever ends by its deadline and says who wait
 
     const package::Entry& entry = broken.program->entries[1];
     CHECK(error.status == MKRT_ERROR_DEADLINE);
-    CHECK(error.rank == 0);
+    CHECK(error.rank >= 0);
+    CHECK(error.rank < static_cast<int32_t>(ranks));
     CHECK(error.worker >= 0);
     CHECK(error.record == static_cast<int32_t>(broken.record));
     CHECK(error.tile < entry.records[broken.record].tile_count);
@@ -101,7 +105,7 @@ TEST_CASE("a schedule that waits for ever ends by its deadline and says who wait
     CHECK(error.value_seen == broken.total);
     CHECK(error.value_wanted == broken.total + 1);
     const std::string sentence = error.message;
-    CHECK(contains(sentence, "rank 0, SM " + std::to_string(error.worker)));
+    CHECK(contains(sentence, "rank " + std::to_string(error.rank) + ", SM " + std::to_string(error.worker)));
     CHECK(contains(sentence, "record " + std::to_string(broken.record) + " \"" + entry.records[broken.record].label));
     CHECK(contains(sentence, "tile " + std::to_string(error.tile)));
     CHECK(contains(sentence, "counter \""));
@@ -122,10 +126,20 @@ TEST_CASE("a schedule that waits for ever ends by its deadline and says who wait
     std::vector<int32_t> tokens(31);
     CHECK(session->read(0, find_tensor(*broken.program, "tokens"), 0, tokens.size() * 4, tokens.data(), &error) ==
           MKRT_OK);
-    Model model(novelist.package(), gpu());
+    Model model(novelist.package(), target);
     model.start(0, golden.prompt_ids);
     model.step({MKRT_QUEUE_DYNAMIC, 0}, 30);
     for (size_t i = 0; i < tokens.size(); ++i) CHECK(tokens[i] == model.token(0, i));
     REQUIRE(session->reset(&error) == MKRT_OK);
   }
+}
+
+}  // namespace
+
+TEST_CASE("a schedule that waits for ever ends by its deadline and says who waited for what; a reset session works") {
+  check_endless_wait(1);
+}
+
+TEST_CASE("on 2 ranks that share a GPU all end by the deadline, and the sentence names the rank") {
+  check_endless_wait(2);
 }

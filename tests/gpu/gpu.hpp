@@ -14,10 +14,13 @@ std::string reason_to_skip();
 // The first CUDA device, with packages that carry this build's kernels. `workers`: limits of SMs to run with, 0: all.
 Target gpu(const std::vector<uint32_t>& workers = {0, 64, 1});
 
+// So many ranks, on as many of the first CUDA devices as are given, in turn. `workers` are of each rank.
+Target gpu_ranks(uint32_t ranks, uint32_t devices = 1, const std::vector<uint32_t>& workers = {0, 16, 1});
+
 // A compiled novelist, in a folder of its own.
 class Novelist {
  public:
-  explicit Novelist(uint32_t batch = 1, uint32_t context = 0) { compile_novelist(gpu(), package(), batch, context); }
+  explicit Novelist(const Target& target = gpu()) { compile_novelist(target, package(), 1); }
   std::string package() const { return folder_.path("package"); }
 
  private:

@@ -24,8 +24,8 @@ class Application {
     driver.context_destroy(context);
   }
 
-  Target target() const {
-    Target target = gpu();
+  Target target(uint32_t ranks = 1) const {
+    Target target = gpu_ranks(ranks);
     target.rank.context = context;
     target.rank.stream = stream;
     return target;
@@ -63,8 +63,8 @@ std::vector<int32_t> tokens_of(Model& model, size_t count) {
 }
 
 // The tokens of a golden case, `count` steps from a reset, on a mesh of the library's own.
-std::vector<int32_t> plain_tokens(const Novelist& novelist, const Golden& golden, uint32_t count) {
-  Model model(novelist.package(), gpu());
+std::vector<int32_t> plain_tokens(const Novelist& novelist, const Golden& golden, uint32_t count, uint32_t ranks = 1) {
+  Model model(novelist.package(), gpu_ranks(ranks));
   model.start(0, golden.prompt_ids);
   model.step({MKRT_QUEUE_DYNAMIC, 0}, count);
   return tokens_of(model, count + 1);
@@ -132,15 +132,18 @@ TEST_CASE("every call leaves the thread's current context as it was, none includ
   application.driver.check(application.driver.context_set_current(nullptr), "cuCtxSetCurrent");
 }
 
-TEST_CASE("an execute that is captured in a graph counts its steps on the device when it is replayed") {
-  const Novelist novelist;
+namespace {
+
+void check_replays(uint32_t ranks) {
+  CAPTURE(ranks);
+  const Novelist novelist(gpu_ranks(ranks));
   const Golden golden = read_golden().front();
-  const std::vector<int32_t> expected = plain_tokens(novelist, golden, 60);
+  const std::vector<int32_t> expected = plain_tokens(novelist, golden, 60, ranks);
   const Application application;
   const Driver& driver = application.driver;
   for (const uint32_t queue_mode : {MKRT_QUEUE_DYNAMIC, MKRT_QUEUE_STATIC}) {
     CAPTURE(queue_mode);
-    Model model(novelist.package(), application.target());
+    Model model(novelist.package(), application.target(ranks));
     const Current current(application);
     model.start(0, golden.prompt_ids);
     model.step({MKRT_QUEUE_DYNAMIC, 0}, 3);  // replays do not begin with the first step
@@ -177,3 +180,11 @@ TEST_CASE("an execute that is captured in a graph counts its steps on the device
     driver.check(driver.graph_destroy(graph), "cuGraphDestroy");
   }
 }
+
+}  // namespace
+
+TEST_CASE("an execute that is captured in a graph counts its steps on the device when it is replayed") {
+  check_replays(1);
+}
+
+TEST_CASE("an execute of 2 ranks that share a GPU is one node of a graph") { check_replays(2); }

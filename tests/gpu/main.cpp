@@ -1,5 +1,5 @@
-// Runs the tests where there is a GPU for them, and says why not where there is none. CTest counts return code 77 as
-// skipped; with MKRT_REQUIRE_GPU set, a machine that should have a GPU fails instead.
+// Runs the tests where there are the MKRT_TEST_DEVICES GPUs that they need, and says why not where there are fewer.
+// CTest counts return code 77 as skipped; where MKRT_REQUIRE_GPU says that the machine has so many, it fails instead.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
@@ -20,6 +20,11 @@ std::string reason_to_skip() {
     const mkrt::Mesh mesh(runtime, rank);
     const mkrt::DeviceInfo device = mesh.device_info();
     std::printf("device: %s, %s, %u SMs\n", device.name.c_str(), device.target.c_str(), device.worker_count);
+    const uint32_t count = runtime.device_count() - 1;  // the last is the host
+    if (count < MKRT_TEST_DEVICES) {
+      return "this machine has " + std::to_string(count) + " CUDA devices, " + std::to_string(MKRT_TEST_DEVICES) +
+             " are needed";
+    }
     const Novelist novelist;
     const mkrt::Program program(runtime, novelist.package());
     const mkrt::Executable executable(program, mesh);
@@ -29,6 +34,13 @@ std::string reason_to_skip() {
     std::fprintf(stderr, "%s\n", error.what());
   }
   return "";
+}
+
+Target gpu_ranks(uint32_t ranks, uint32_t devices, const std::vector<uint32_t>& workers) {
+  Target target = gpu(workers);
+  target.ranks = ranks;
+  target.devices = devices;
+  return target;
 }
 
 Target gpu(const std::vector<uint32_t>& workers) {
@@ -42,8 +54,9 @@ Target gpu(const std::vector<uint32_t>& workers) {
 int main(int argument_count, char** arguments) {
   const std::string reason = mkrt::test::reason_to_skip();
   if (!reason.empty()) {
-    const bool required = std::getenv("MKRT_REQUIRE_GPU") != nullptr;
-    std::printf("%s: %s\n", required ? "failed, a GPU is required here" : "skipped", reason.c_str());
+    const char* const there = std::getenv("MKRT_REQUIRE_GPU");
+    const bool required = there != nullptr && std::atoi(there) >= MKRT_TEST_DEVICES;
+    std::printf("%s: %s\n", required ? "failed, GPUs are required here" : "skipped", reason.c_str());
     return required ? 1 : 77;
   }
   return doctest::Context(argument_count, arguments).run();

@@ -27,16 +27,28 @@ struct Text {
   bool operator==(const Text&) const = default;
 };
 
-Text continue_prompt(const std::shared_ptr<runtime::Program>& program, uint32_t kind, uint32_t queue_mode) {
-  mkrt_rank_desc rank{};
-  rank.struct_size = sizeof(rank);
-  rank.kind = kind;
-  auto mesh = runtime::create_mesh(program->runtime(), {&rank, 1}, nullptr);
+std::vector<mkrt_rank_desc> ranks_on(uint32_t kind, const std::vector<uint32_t>& ordinals) {
+  std::vector<mkrt_rank_desc> ranks;
+  for (const uint32_t ordinal : ordinals) {
+    mkrt_rank_desc& rank = ranks.emplace_back();
+    rank.struct_size = sizeof(rank);
+    rank.kind = kind;
+    rank.ordinal = ordinal;
+  }
+  return ranks;
+}
+
+// What the last rank has: all have the same.
+Text continue_prompt(const std::shared_ptr<runtime::Program>& program, const std::vector<mkrt_rank_desc>& ranks,
+                     uint32_t queue_mode) {
+  auto mesh = runtime::create_mesh(program->runtime(), ranks, nullptr);
   const auto session = runtime::create_session(runtime::create_executable(program, std::move(mesh), {}));
   mkrt_error error = MKRT_ERROR_INIT;
   const auto put = [&](const char* name, std::vector<int32_t> values) {
-    REQUIRE(session->write(0, program->find_tensor(name), 0, values.data(), values.size() * sizeof(int32_t), &error) ==
-            MKRT_OK);
+    for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
+      REQUIRE(session->write(rank, program->find_tensor(name), 0, values.data(), values.size() * sizeof(int32_t),
+                             &error) == MKRT_OK);
+    }
   };
   put("tokens", {1, 17, 42, 99, 3});
   put("prompt_length", {prompt_size});
@@ -52,32 +64,47 @@ Text continue_prompt(const std::shared_ptr<runtime::Program>& program, uint32_t 
   text.tokens.resize(steps + 1);
   const uint32_t logits = program->find_tensor("logits");
   text.logits.resize(program->package()->tensors[logits].elements);
-  REQUIRE(session->read(0, program->find_tensor("tokens"), 0, text.tokens.size() * sizeof(int32_t), text.tokens.data(),
-                        &error) == MKRT_OK);
-  REQUIRE(session->read(0, logits, 0, text.logits.size() * sizeof(float), text.logits.data(), &error) == MKRT_OK);
+  const auto last = static_cast<uint32_t>(ranks.size() - 1);
+  REQUIRE(session->read(last, program->find_tensor("tokens"), 0, text.tokens.size() * sizeof(int32_t),
+                        text.tokens.data(), &error) == MKRT_OK);
+  REQUIRE(session->read(last, logits, 0, text.logits.size() * sizeof(float), text.logits.data(), &error) == MKRT_OK);
   return text;
 }
 
+// A package of novelist for so many ranks, with an image for the double.
+struct Novelist {
+  explicit Novelist(uint32_t ranks) {
+    std::ofstream(folder.path("mkrt_llm.sm_90.cubin"), std::ios::binary) << FakeImage(isa().fingerprint).bytes();
+    compile::Options options{MKRT_TEST_DATA "/novelist", folder.path("package")};
+    options.context = 64;
+    options.ranks = ranks;
+    options.images = {{"sm_90", folder.path("mkrt_llm.sm_90.cubin")}};
+    compile::compile_model(options);
+  }
+  static const mkrt_host_isa& isa() {
+    REQUIRE(!host::builtin_isas().empty());
+    return *host::builtin_isas().front();
+  }
+  std::string package() const { return folder.path("package"); }
+  test::TemporaryFolder folder;
+};
+
 }  // namespace
 
-TEST_CASE("a model writes the same on the simulated GPU as on the host device") {
-  REQUIRE(!host::builtin_isas().empty());
-  const mkrt_host_isa& llm = *host::builtin_isas().front();
-  const test::TemporaryFolder folder;
-  std::ofstream(folder.path("mkrt_llm.sm_90.cubin"), std::ios::binary) << FakeImage(llm.fingerprint).bytes();
-  compile::Options options{MKRT_TEST_DATA "/novelist", folder.path("package")};
-  options.context = 64;
-  options.images = {{"sm_90", folder.path("mkrt_llm.sm_90.cubin")}};
-  compile::compile_model(options);
-
-  DriverDouble gpu;
-  gpu.add_isa(llm);
-  const auto runtime = runtime::create_runtime(nullptr, {}, DriverDouble::open);
-  const auto program = runtime::load_program(runtime, options.output.c_str());
-  const Text expected = continue_prompt(program, MKRT_DEVICE_HOST, MKRT_QUEUE_DYNAMIC);
-  CHECK(std::any_of(expected.logits.begin(), expected.logits.end(), [](float logit) { return logit != 0; }));
-  for (const uint32_t mode : {MKRT_QUEUE_DYNAMIC, MKRT_QUEUE_STATIC}) {
-    CHECK(continue_prompt(program, MKRT_DEVICE_CUDA, mode) == expected);
+TEST_CASE("a model writes the same on simulated GPUs as on the host device, on one rank and on several") {
+  for (const std::vector<uint32_t>& ordinals :
+       {std::vector<uint32_t>{0}, {0, 0}, {0, 1}, {0, 0, 0}, {2, 1, 0}, {0, 1, 0}}) {
+    const auto ranks = static_cast<uint32_t>(ordinals.size());
+    CAPTURE(ranks);
+    const Novelist novelist(ranks);
+    DriverDouble gpu(std::vector<cuda::test::SimulatedDevice>(3));
+    gpu.add_isa(Novelist::isa());
+    const auto runtime = runtime::create_runtime(nullptr, {}, DriverDouble::open);
+    const auto program = runtime::load_program(runtime, novelist.package().c_str());
+    const Text expected = continue_prompt(program, ranks_on(MKRT_DEVICE_HOST, ordinals), MKRT_QUEUE_DYNAMIC);
+    CHECK(std::any_of(expected.logits.begin(), expected.logits.end(), [](float logit) { return logit != 0; }));
+    for (const uint32_t mode : {MKRT_QUEUE_DYNAMIC, MKRT_QUEUE_STATIC}) {
+      CHECK(continue_prompt(program, ranks_on(MKRT_DEVICE_CUDA, ordinals), mode) == expected);
+    }
   }
-  CHECK(gpu.launches().size() == 2);
 }
