@@ -19,6 +19,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using nlohmann::ordered_json;
 
+// No round begins that would end later than this: who waits longer for a figure stops the program.
+constexpr double kLongestSeconds = 30;
+
 // Bytes that one step must read from memory, on all ranks together.
 struct StepBytes {
   uint64_t weights = 0;
@@ -108,8 +111,11 @@ Measurement measure(Decoder& decoder, const BenchOptions& options, ReadLimit* re
   };
   Progress progress("measuring");
   uint32_t single_steps = 0;
+  const Clock::time_point begin = Clock::now();
   look_at_limit();
   for (uint32_t round = 0; round < options.repeats; ++round) {
+    // Rounds take about equally long; the first always happens.
+    if (round > 0 && seconds_since(begin) * (round + 1) / round > kLongestSeconds) break;
     // As evenly as it goes; a round may have none where there are more rounds than steps.
     const auto end = static_cast<uint32_t>(uint64_t{options.tokens} * (round + 1) / options.repeats);
     if (end > single_steps) {

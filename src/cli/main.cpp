@@ -177,7 +177,7 @@ CLI::App* add_bench(CLI::App& app, BenchOptions& options) {
       ->capture_default_str();
   command
       ->add_option("--repeats", options.repeats,
-                   "Rounds: each measures the read limit, a part of the single steps, and one execute of all")
+                   "Most rounds of read limit, a part of the single steps, and one execute of all; fewer after 30 s")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   command->add_option("--warm-up", options.warm_up, "Steps before the measurement")
