@@ -100,7 +100,7 @@ class Schedule {
     return static_cast<uint32_t>(program_.tensors.size() - 1);
   }
 
-  // A counter of its own name, to be signalled by one record.
+  // A counter of its own name, to be signalled by one record, or by several that the same ones wait for.
   uint32_t counter(std::string name) {
     package::Entry& entry = program_.entries.front();
     entry.counters.push_back({.name = std::move(name), .first = entry.counter_count, .size = 1});
@@ -185,10 +185,10 @@ class Schedule {
   const package::OpcodeDefinition* definition_ = nullptr;
 };
 
-// What a weight takes of one dimension of a tensor of the checkpoint. One share: the same for every rank, so that all
-// have one tensor. Several: one for each rank.
+// What a weight takes of one dimension of a tensor of the checkpoint: a number means all of it. One share: the same for
+// every rank, so that all have one tensor. Several: one for each rank.
 struct Cut {
-  Cut(uint64_t whole_size) : size(whole_size), shares{whole(whole_size)} {}  // NOLINT: the usual case
+  Cut(uint64_t whole_size) : size(whole_size), shares{whole(whole_size)} {}
   Cut(uint64_t whole_size, Shares rank_shares) : size(whole_size), shares(std::move(rank_shares)) {}
   const Share& of(uint64_t rank) const { return shares.size() == 1 ? shares.front() : shares[rank]; }
 
