@@ -199,8 +199,8 @@ MKRT_API void mkrt_runtime_destroy(mkrt_runtime* runtime);
 
 /* Kind of a device. Since 0.1. */
 enum {
-  /* The first CUDA device that a mesh can be made on (compute capability 8.0 or newer), otherwise the host, which is
-   * logged as a warning with the reason. */
+  /* The first CUDA device that a mesh can be made on (compute capability 8.0 or newer), a device for each rank where
+   * there are as many, otherwise the host, which is logged as a warning with the reason. */
   MKRT_DEVICE_DEFAULT = 0,
   MKRT_DEVICE_HOST = 1,
   MKRT_DEVICE_CUDA = 2
@@ -234,7 +234,7 @@ MKRT_API mkrt_status mkrt_runtime_device_info(mkrt_runtime* runtime, uint32_t in
 /* Mesh                                                                                                             */
 /* ---------------------------------------------------------------------------------------------------------------- */
 
-/* The devices that a program runs on, one a rank. Since 0.1. */
+/* The devices that a program runs on, one a rank; CUDA ranks may share one. Since 0.1. */
 typedef struct mkrt_mesh mkrt_mesh;
 
 /* One rank of a mesh. All ranks of a mesh are of one kind. Since 0.1. */
@@ -244,11 +244,11 @@ typedef struct mkrt_rank_desc {
   uint32_t ordinal; /* CUDA: device number, used when `uuid` is zero. Host, and all ranks DEFAULT: ignored */
   /* Host: number of threads of this rank, at most MKRT_MAX_HOST_WORKERS; 0: the logical processors divided by the
    * ranks, at least 1. More threads than processors are slower, with the same results.
-   * CUDA: largest number of SMs to use, 0: all. */
+   * CUDA: largest number of SMs to use; 0: all, or an equal part of what other ranks of the device leave. */
   uint32_t worker_count;
   uint8_t uuid[16]; /* CUDA: device by its UUID; zero: by ordinal */
   void* context;    /* CUDA: a CUcontext of the host application to work in; NULL: the device's primary context */
-  void* stream;     /* CUDA: a CUstream of that context to enqueue on; NULL: a stream of the library's own */
+  void* stream;     /* CUDA: a CUstream of that context to enqueue on; NULL: streams of the library's own */
 } mkrt_rank_desc;
 
 /* How to make a mesh; needed only until the call returns. Since 0.1. */
@@ -271,8 +271,9 @@ typedef uint64_t (*mkrt_device_allocate_function)(void* user_data, uint32_t rank
 typedef void (*mkrt_device_release_function)(void* user_data, uint32_t rank, uint64_t address, uint64_t size_bytes);
 
 /* On mkrt_mesh_desc.next: weights, sessions and traces of CUDA ranks lie in the application's memory. The struct is
- * copied; the functions are called until the last object made from the mesh is gone. A mesh of host ranks refuses it
- * with MKRT_ERROR_UNSUPPORTED. Since 0.1. */
+ * copied; the functions are called until the last object made from the mesh is gone. MKRT_ERROR_UNSUPPORTED for a mesh
+ * of host ranks, and for one on several CUDA devices: sessions there lie in memory that the library maps for all of
+ * them. Since 0.1. */
 typedef struct mkrt_device_memory_extension {
   mkrt_extension base;                    /* type MKRT_EXTENSION_DEVICE_MEMORY, struct_size of the whole */
   void* user_data;                        /* passed to both */
@@ -281,10 +282,13 @@ typedef struct mkrt_device_memory_extension {
 } mkrt_device_memory_extension;
 
 /* Creates a mesh, and the worker threads of its host ranks. `desc` may be NULL for one rank on the default device.
- * CUDA ranks are on one device, which then divides its SMs among them, or on several that can map each other's memory;
- * those of one device share a context and a stream. A default mesh of several ranks takes a CUDA device for each of
- * them, else one for all, else the host. Errors: HANDLE, ARGUMENT, STRUCT_SIZE, EXTENSION, UNSUPPORTED, DEVICE (no such
- * device, or no driver: the message says why), OUT_OF_MEMORY, DRIVER. Any thread. Since 0.1. */
+ * CUDA ranks are on one device, which then divides its SMs among them, or on several that can map each other's memory
+ * and add to it atomically; where a pair cannot, the message names it. Those of one device share a context and a
+ * stream. A default mesh of several ranks takes a CUDA device for each of them, else one for all, else the host; what
+ * is passed over is logged. Launches of two meshes that have more than one device in common can keep each other from
+ * beginning until a deadline ends them; those of one mesh never do. Errors: HANDLE, ARGUMENT, STRUCT_SIZE, EXTENSION,
+ * UNSUPPORTED, DEVICE (no such device, or no driver: the message says why), OUT_OF_MEMORY, DRIVER. Any thread. Since
+ * 0.1. */
 MKRT_API mkrt_status mkrt_mesh_create(mkrt_runtime* runtime, const mkrt_mesh_desc* desc, mkrt_mesh** out_mesh,
                                       mkrt_error* out_error);
 /* Destroys the handle; the mesh lives on while executables made on it do. NULL does nothing. Any thread. Since 0.1. */
@@ -485,7 +489,8 @@ typedef struct mkrt_execute_desc {
   const mkrt_extension* next;
   /* Longest time in nanoseconds that a tile may wait for a counter before the execute fails with
    * MKRT_ERROR_DEADLINE; 0: 10 seconds. Of tiles that wait for each other, the error names the earliest in the queue;
-   * on host ranks it is known after at most twice the limit. */
+   * on host ranks it is known after at most twice the limit. A CUDA rank also waits for so long for the others to
+   * begin an execute, and to end it. */
   uint64_t wait_limit_ns;
 } mkrt_execute_desc;
 
@@ -541,8 +546,8 @@ typedef struct mkrt_trace_tile {
  * UNSUPPORTED (host devices do not trace), OUT_OF_MEMORY, DRIVER. Since 0.1. */
 MKRT_API mkrt_status mkrt_session_trace(mkrt_session* session, uint32_t tiles_per_worker, mkrt_error* out_error);
 /* Copies the first `count` tiles that worker `worker` ran in the last execute to `out_tiles`, in their order; all zero
- * where it ran fewer. Errors: HANDLE, ARGUMENT (more than is traced, or no such worker), BUSY, UNSUPPORTED, DRIVER.
- * Since 0.1. */
+ * where it ran fewer. Workers are numbered through all ranks, those of rank 0 first. Errors: HANDLE, ARGUMENT (more
+ * than is traced, or no such worker), BUSY, UNSUPPORTED, DRIVER. Since 0.1. */
 MKRT_API mkrt_status mkrt_session_read_trace(mkrt_session* session, uint32_t worker, uint32_t count,
                                              mkrt_trace_tile* out_tiles, mkrt_error* out_error);
 

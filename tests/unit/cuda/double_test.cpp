@@ -114,6 +114,62 @@ TEST_CASE("the double sees addresses outside of the device's memory") {
   driver.memory_free(memory);
 }
 
+TEST_CASE("the double keeps books of mapped memory: who reaches it, and in which order it goes back") {
+  DriverDouble gpu(std::vector<SimulatedDevice>(3));
+  gpu.set_path(0, 2, false, false);
+  const Retained retained(gpu);
+  const Driver& driver = *retained.driver;
+  Stream stream = nullptr;
+  REQUIRE(driver.stream_create(&stream, stream_non_blocking) == result_success);
+  DeviceNumber devices[3] = {};
+  for (int i = 0; i < 3; ++i) REQUIRE(driver.device_get(&devices[i], i) == result_success);
+  MemoryProperties properties{};
+  properties.type = memory_pinned_on_device;
+  properties.location = {memory_location_device, devices[2]};
+  size_t size = 0;
+  REQUIRE(driver.memory_granularity(&size, &properties, granularity_recommended) == result_success);
+  DevicePointer range = 0;
+  PhysicalMemory memory = 0;
+  CHECK(driver.address_reserve(&range, size + 1, size, 0, 0) != result_success);
+  REQUIRE(driver.address_reserve(&range, 2 * size, size, 0, 0) == result_success);
+  CHECK(driver.memory_create(&memory, size - 1, &properties, 0) != result_success);
+  REQUIRE(driver.memory_create(&memory, size, &properties, 0) == result_success);
+  CHECK(gpu.live_objects() == 4);  // and the context and the stream
+  CHECK(driver.memory_map(range + 1, size, 0, memory, 0) != result_success);
+  CHECK(driver.memory_map(range + 2 * size, size, 0, memory, 0) != result_success);
+  REQUIRE(driver.memory_map(range + size, size, 0, memory, 0) == result_success);
+  CHECK(driver.memory_map(range, size, 0, memory, 0) != result_success);  // it is mapped
+
+  // Nobody reaches it before it is said who may, and no device without a path ever does.
+  CHECK(driver.fill_bytes(range + size, 1, 4, stream) != result_success);
+  CHECK(seen(gpu).find("lies in no memory of the device") != std::string::npos);
+  const MemoryAccess access[] = {{{memory_location_device, devices[0]}, memory_access_read_write},
+                                 {{memory_location_device, devices[1]}, memory_access_read_write}};
+  CHECK(driver.memory_set_access(range + size, size, access, 2) != result_success);
+  gpu.set_path(0, 2, true, true);
+  CHECK(driver.memory_set_access(range + size, size, access, 2) == result_success);
+  CHECK(driver.fill_bytes(range + size, 1, size, stream) == result_success);
+  CHECK(driver.fill_bytes(range + size, 1, size + 1, stream) != result_success);
+  CHECK(driver.fill_bytes(range, 1, 4, stream) != result_success);
+  CHECK(gpu.take_violations().size() == 2);
+  REQUIRE(driver.stream_synchronize(stream) == result_success);
+
+  CHECK(driver.address_free(range, 2 * size) != result_success);
+  CHECK(seen(gpu).find("where memory is mapped") != std::string::npos);
+  CHECK(driver.memory_release(memory) != result_success);
+  CHECK(seen(gpu).find("is mapped") != std::string::npos);
+  CHECK(driver.memory_unmap(range, size) != result_success);
+  CHECK(seen(gpu).find("not mapped") != std::string::npos);
+  CHECK(driver.memory_unmap(range + size, size) == result_success);
+  CHECK(driver.memory_release(memory) == result_success);
+  CHECK(driver.memory_release(memory) != result_success);
+  CHECK(seen(gpu).find("released already") != std::string::npos);
+  CHECK(driver.address_free(range, 2 * size) == result_success);
+  CHECK(driver.address_free(range, 2 * size) != result_success);
+  CHECK(seen(gpu).find("freed already") != std::string::npos);
+  driver.stream_destroy(stream);
+}
+
 TEST_CASE("the double fails the call that it is told to, and gives back nevertheless") {
   DriverDouble gpu;
   const Retained retained(gpu);

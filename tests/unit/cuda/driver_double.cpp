@@ -478,12 +478,12 @@ class DriverDouble::State {
       return result_invalid_value;
     }
     const auto used = [&] {
-      const auto launch = in_flight_.lower_bound(address);
-      return launch != in_flight_.end() && *launch < address + bytes;
+      const auto use = in_use_.lower_bound(address);
+      return use != in_use_.end() && *use < address + bytes;
     };
-    if (used() && failed_.empty()) violations_.push_back("memory is unmapped that a launch uses");
-    // After a failure that was made up, the launch goes on, as no real one would.
-    launch_ended_.wait(lock, [&] { return !used(); });
+    if (used() && failed_.empty()) violations_.push_back("memory is unmapped that a stream still uses");
+    // After a failure that was made up, work goes on, as no real one would.
+    use_ended_.wait(lock, [&] { return !used(); });
     physical_.at(found->second.memory).mapped = false;
     mappings_.erase(found);
     return result_success;
@@ -563,7 +563,7 @@ class DriverDouble::State {
       stream.work.pop_front();
       stream.running = true;
       lock.unlock();
-      if (stream.failure == result_success) work();
+      work();
       lock.lock();
       stream.running = false;
       stream.changed.notify_all();
@@ -577,6 +577,19 @@ class DriverDouble::State {
     const std::lock_guard lock(stream.mutex);
     stream.work.push_back(std::move(work));
     stream.changed.notify_all();
+  }
+  // The same for work that uses memory at `address`.
+  void enqueue_use(StreamObject& stream, uint64_t address, std::function<void()> work) {
+    {
+      const std::lock_guard lock(mutex_);
+      in_use_.insert(address);
+    }
+    enqueue(stream, [this, address, work = std::move(work), &stream] {
+      if (stream.failure == result_success) work();
+      const std::lock_guard lock(mutex_);
+      in_use_.erase(in_use_.find(address));
+      use_ended_.notify_all();
+    });
   }
   void wait_for_device(int device) {
     std::vector<Stream> streams;
@@ -653,9 +666,9 @@ class DriverDouble::State {
     if (target == nullptr) return result_invalid_value;
     const auto* source = static_cast<const std::byte*>(from);
     if (is_pinned(from)) {
-      enqueue(*stream, [=] { write_bytes(target, source, bytes); });
+      enqueue_use(*stream, to, [=] { write_bytes(target, source, bytes); });
     } else {  // the driver keeps a copy of its own
-      enqueue(*stream, [target, copy = std::vector<std::byte>(source, source + bytes)] {
+      enqueue_use(*stream, to, [target, copy = std::vector<std::byte>(source, source + bytes)] {
         write_bytes(target, copy.data(), copy.size());
       });
     }
@@ -666,7 +679,7 @@ class DriverDouble::State {
     const std::byte* source = translate(stream->context->device, from, bytes, "the source of a copy");
     if (source == nullptr) return result_invalid_value;
     const bool pinned = is_pinned(to);
-    enqueue(*stream, [=] { std::memcpy(to, source, bytes); });
+    enqueue_use(*stream, from, [=] { std::memcpy(to, source, bytes); });
     if (!pinned) drain(*stream);
     return stream->failure;
   }
@@ -674,7 +687,7 @@ class DriverDouble::State {
     if (require_stream(stream, "fill_bytes") == nullptr) return result_invalid_handle;
     std::byte* target = translate(stream->context->device, to, bytes, "the target of a fill");
     if (target == nullptr) return result_invalid_value;
-    enqueue(*stream, [=] { std::memset(target, value, bytes); });
+    enqueue_use(*stream, to, [=] { std::memset(target, value, bytes); });
     return result_success;
   }
 
@@ -775,7 +788,6 @@ class DriverDouble::State {
     {
       const std::lock_guard lock(mutex_);
       launches_.push_back(seen);
-      in_flight_.insert(seen.parameters.control);
       for (const mkrt_host_isa* known : isas_) {
         if (known->fingerprint == function->module->info.isa_fingerprint) isa = known;
       }
@@ -785,8 +797,7 @@ class DriverDouble::State {
       violate("a launch of an instruction set that the double was not given");
       return result_invalid_image;
     }
-    enqueue(*stream, [this, seen, isa, broken, stream] {
-      const Ended ended{*this, seen.parameters.control};
+    enqueue_use(*stream, seen.parameters.control, [this, seen, isa, broken, stream] {
       if (broken != result_success) {
         stream->failure = broken;
         return;
@@ -800,16 +811,6 @@ class DriverDouble::State {
     });
     return result_success;
   }
-  // Takes a launch out of those in flight.
-  struct Ended {
-    State& state;
-    uint64_t control;
-    ~Ended() {
-      const std::lock_guard lock(state.mutex_);
-      state.in_flight_.erase(state.in_flight_.find(control));
-      state.launch_ended_.notify_all();
-    }
-  };
   void check_config(const LaunchConfig& config, Function function) {
     const SimulatedDevice& device = device_of(function);
     if (config.grid_x == 0 || config.grid_x > static_cast<unsigned>(device.multiprocessors) || config.grid_y != 1 ||
@@ -890,8 +891,8 @@ class DriverDouble::State {
   std::map<PhysicalMemory, Physical> physical_;
   PhysicalMemory last_physical_ = 0;
   std::map<std::pair<int, int>, Path> paths_;
-  std::multiset<uint64_t> in_flight_;  // control words of the first rank of launches that have not ended
-  std::condition_variable launch_ended_;
+  std::multiset<uint64_t> in_use_;  // by what streams still have to do; of a launch, its first rank's control words
+  std::condition_variable use_ended_;
   std::vector<std::unique_ptr<StreamObject>> streams_;
   std::vector<std::unique_ptr<ModuleObject>> modules_;
   std::vector<const mkrt_host_isa*> isas_;

@@ -6,7 +6,8 @@
 //    the double never gave out;
 //  - calls without a current context, or with another context than that of the objects they name;
 //  - contexts that are popped without a push, or still pushed when a thread ends;
-//  - mapped memory that is freed in another order than unmap, release, free of the addresses, or that a launch uses;
+//  - mapped memory that is freed in another order than unmap, release, free of the addresses, or that a stream still
+//  uses;
 //  - addresses that a copy, a fill or a kernel uses and that lie in no memory of the device;
 //  - launches that the device could not take, or that are not cooperative;
 //  - use of the default stream, which would wait for the application's work.
