@@ -48,9 +48,11 @@ namespace mkrt::cuda {
   X(launch, (const LaunchConfig* config, Function function, void** parameters, void** extra), cuLaunchKernelEx, 11060)
 
 // Missing ones turn a convenience off.
-#define MKRT_CUDA_OPTIONAL(X)                                                 \
-  X(error_name, (Result result, const char** out_name), cuGetErrorName, 6000) \
-  X(error_text, (Result result, const char** out_text), cuGetErrorString, 6000)
+#define MKRT_CUDA_OPTIONAL(X)                                                             \
+  X(error_name, (Result result, const char** out_name), cuGetErrorName, 6000)             \
+  X(error_text, (Result result, const char** out_text), cuGetErrorString, 6000)           \
+  X(host_register, (void* memory, size_t bytes, unsigned flags), cuMemHostRegister, 6050) \
+  X(host_unregister, (void* memory), cuMemHostUnregister, 4000)
 
 // Meshes of several ranks need all of these. Where one is missing, such a mesh is refused.
 #define MKRT_CUDA_RANKS(X)                                                                                             \

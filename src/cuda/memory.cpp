@@ -105,6 +105,17 @@ void free_pinned(const DeviceContext& context, void* memory) noexcept {
   context.driver().host_free(memory);
 }
 
+// Empty where the system has no memory, or the driver cannot or will not register it.
+Pages registered_pages(const Driver& driver, size_t bytes) {
+  if (driver.host_register == nullptr || driver.host_unregister == nullptr) return {};
+  Pages pages(bytes);
+  // Registering needs every page. Written to here, they come into being on all threads at once; the driver would make
+  // them one after the other, holding off everybody's calls. 4 KB: no system has smaller pages.
+  for (size_t at = 0; at < pages.size(); at += 4096) pages.data()[at] = std::byte{0};
+  const bool registered = !pages.empty() && driver.host_register(pages.data(), bytes, 0) == result_success;
+  return registered ? std::move(pages) : Pages{};
+}
+
 }  // namespace
 
 PinnedMemory::PinnedMemory(std::shared_ptr<const DeviceContext> context, size_t bytes, const char* what)
@@ -122,9 +133,17 @@ PinnedMemory::PinnedMemory(std::shared_ptr<const DeviceContext> context, size_t 
 PinnedMemory::~PinnedMemory() { free_pinned(*context_, memory_); }
 
 StagingMemory::StagingMemory(std::shared_ptr<const DeviceContext> context, size_t bytes, const char* what)
-    : context_(std::move(context)), memory_(allocate_pinned(context_->driver(), bytes, 0, what)) {}
+    : context_(std::move(context)) {
+  const Driver& driver = context_->driver();
+  pages_ = registered_pages(driver, bytes);
+  memory_ = pages_.empty() ? allocate_pinned(driver, bytes, 0, what) : pages_.data();
+}
 
-StagingMemory::~StagingMemory() { free_pinned(*context_, memory_); }
+StagingMemory::~StagingMemory() {
+  if (pages_.empty()) return free_pinned(*context_, memory_);
+  const ContextScope scope(*context_);
+  context_->driver().host_unregister(memory_);
+}
 
 StreamHandle::StreamHandle(std::shared_ptr<const DeviceContext> context, Stream adopted)
     : context_(std::move(context)), stream_(adopted), owned_(adopted == nullptr) {

@@ -149,6 +149,18 @@ void share_workers(const MeshDevice& device, std::span<const mkrt_rank_desc> des
   }
 }
 
+// What the first device lacks to write and to signal in the memory of the second; "" where it has it all.
+std::string missing_path(const Driver& driver, DeviceNumber from, DeviceNumber to) {
+  int reaches = 0;
+  int accesses = 0;
+  int atomics = 0;
+  driver.check(driver.device_can_access_peer(&reaches, from, to), "ask for a peer path");
+  driver.check(driver.peer_attribute(&accesses, peer_access_supported, from, to), "ask for a peer path");
+  driver.check(driver.peer_attribute(&atomics, peer_native_atomics, from, to), "ask for a peer path");
+  if (reaches == 0 || accesses == 0) return "the first has no path to the second's memory";
+  return atomics != 0 ? "" : "the path from the first to the second has no atomic additions";
+}
+
 // Whether every device maps memory, and each reaches every other's; where several devices need it, what keeps them from
 // it is a failure.
 bool check_mapping(const Driver& driver, std::span<const RankDevice> ranks, std::span<const MeshDevice> devices) {
@@ -167,21 +179,10 @@ bool check_mapping(const Driver& driver, std::span<const RankDevice> ranks, std:
   for (const MeshDevice& from : devices) {
     for (const MeshDevice& to : devices) {
       if (&from == &to) continue;
-      const DeviceNumber own = from.context->device();
-      const DeviceNumber peer = to.context->device();
-      int reaches = 0;
-      int accesses = 0;
-      int atomics = 0;
-      driver.check(driver.device_can_access_peer(&reaches, own, peer), "ask for a peer path");
-      driver.check(driver.peer_attribute(&accesses, peer_access_supported, own, peer), "ask for a peer path");
-      driver.check(driver.peer_attribute(&atomics, peer_native_atomics, own, peer), "ask for a peer path");
-      const std::string pair = base::text(name_of(ranks[from.ranks.front()], from.ranks.front()), " and ",
-                                          name_of(ranks[to.ranks.front()], to.ranks.front()));
-      if (reaches == 0 || accesses == 0)
-        refuse(pair + " cannot be in one mesh: the first has no path to the second's memory");
-      if (atomics == 0) {
-        refuse(pair + " cannot be in one mesh: the path from the first to the second has no atomic additions");
-      }
+      const std::string what = missing_path(driver, from.context->device(), to.context->device());
+      if (what.empty()) continue;
+      refuse(base::text(name_of(ranks[from.ranks.front()], from.ranks.front()), " and ",
+                        name_of(ranks[to.ranks.front()], to.ranks.front()), " cannot be in one mesh: ", what));
     }
   }
   return true;

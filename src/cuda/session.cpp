@@ -174,6 +174,7 @@ void Session::encode(uint32_t rank, Stream stream) {
   constexpr const char* what = "write a session's tables";
   const package::Program& program = executable_.program();
   std::vector<int64_t> deltas;
+  deltas.reserve(program.rank_count);
   for (uint32_t to = 0; to < program.rank_count; ++to) {
     deltas.push_back(static_cast<int64_t>(memory_.address(to) - memory_.address(rank)));
   }
@@ -204,6 +205,7 @@ void Session::share_launches(const Part& part) {
   if (ranks.size() == 1) return;
   for (uint32_t entry = 0; entry < entry_count_; ++entry) {
     std::vector<mkrt_launch> launches;
+    launches.reserve(ranks.size());
     for (const uint32_t rank : ranks) launches.push_back(launch_of(rank, entry));
     driver_.check(driver_.copy_to_device(launches.front().local_ranks, launches.data(),
                                          launches.size() * sizeof(mkrt_launch), part.copies),
@@ -296,8 +298,11 @@ mkrt_status Session::execute(const device::ExecuteRequest& request, uint64_t* ou
     const Result result = enqueue_launch(*part, request, value);
     if (result == result_success) continue;
     const uint32_t rank = part->device.ranks.front();
-    // Ranks that were launched wait for those that were not.
-    if (part != parts_.front()) abandon(result, rank);
+    if (part != parts_.front()) {
+      // Ranks that were launched wait for those that were not.
+      const std::lock_guard lock(cancel_mutex_);
+      abandon(result, rank);
+    }
     return driver_error(driver_, result, "launch the kernel", static_cast<int32_t>(rank), out_error);
   }
   last_value_.store(value, std::memory_order_relaxed);
@@ -343,16 +348,12 @@ Result Session::enqueue_launch(const Part& part, const device::ExecuteRequest& r
   return driver_.launch(&config, part.image.kernel(), parameters, nullptr);
 }
 
-// Some ranks were launched and cannot go on: they are told to leave, and the session fails until it is reset.
+// A rank failed for good: the others are told to leave, and the session fails until it is reset. `cancel_mutex_` is
+// held.
 void Session::abandon(Result result, uint32_t rank) noexcept {
-  const std::lock_guard lock(cancel_mutex_);
-  fail(result, rank);
-  send_aborts();
-}
-
-void Session::fail(Result result, uint32_t rank) noexcept {
   failed_rank_.store(rank, std::memory_order_relaxed);
   driver_failure_.store(result, std::memory_order_release);  // pairs with the acquire in status
+  if (parts_.size() > 1) send_aborts();
 }
 
 mkrt_status Session::query(uint64_t* out_value, mkrt_error* out_error) noexcept {
@@ -383,6 +384,7 @@ mkrt_status Session::wait(uint64_t value, uint64_t timeout_ns, mkrt_error* out_e
     }
     if (now < watch_ns) continue;
     if (now >= next_look) {
+      const std::lock_guard lock(cancel_mutex_);
       if (notice_failure()) return status(out_error);
       next_look = now + watch_ns;
     }
@@ -391,19 +393,14 @@ mkrt_status Session::wait(uint64_t value, uint64_t timeout_ns, mkrt_error* out_e
   return status(out_error);
 }
 
-// A launch that the driver gave up on never stores its value; its stream knows. The ranks that wait for it are told to
-// leave.
+// A launch that the driver gave up on never stores its value; its stream knows. `cancel_mutex_` is held.
 bool Session::notice_failure() noexcept {
   for (const auto& part : parts_) {
     const ContextScope scope(*part->device.context);
     const Result result =
         scope.result() == result_success ? driver_.stream_query(part->launch_stream.get()) : scope.result();
     if (result == result_success || result == result_not_ready) continue;
-    if (parts_.size() > 1) {
-      abandon(result, part->device.ranks.front());
-    } else {
-      fail(result, part->device.ranks.front());
-    }
+    abandon(result, part->device.ranks.front());
     return true;
   }
   return false;
@@ -443,7 +440,7 @@ Result Session::settle(bool launches) noexcept {
 mkrt_status Session::reset(mkrt_error* out_error) noexcept {
   // A cancel that comes late must not hit the next execute: it is over before the control words become zero.
   const std::lock_guard lock(cancel_mutex_);
-  const bool lost = driver_failure_.load(std::memory_order_relaxed) != result_success;
+  const bool lost = driver_failure_.load(std::memory_order_relaxed) != result_success || (busy() && notice_failure());
   if (!lost && busy()) return report_busy(out_error);
   // All ranks first: a launch writes to the others' control words until it ends. Those that ended by themselves have
   // said so.

@@ -79,7 +79,6 @@ class Session final : public device::Session {
 
   Result enqueue_launch(const Part& part, const device::ExecuteRequest& request, uint64_t value) noexcept;
   void abandon(Result result, uint32_t rank) noexcept;
-  void fail(Result result, uint32_t rank) noexcept;
   bool notice_failure() noexcept;
   void send_aborts() noexcept;
   Result settle(bool launches) noexcept;

@@ -287,6 +287,7 @@ TEST_CASE("a rank whose device is busy is waited for, and named by those who wai
     enqueue(*alone.session, request(entry_hold));
     holding.wait_until_held();
     const uint64_t value = enqueue(*on.session, request(entry_count, 1, MKRT_QUEUE_DYNAMIC, 0, 500 * millisecond));
+    CHECK(on.session->reset(nullptr) == MKRT_ERROR_BUSY);
     CHECK(on.session->wait(value, 5 * millisecond, nullptr) == MKRT_ERROR_TIMEOUT);
     holding.release();
     CHECK(on.session->wait(value, no_limit, nullptr) == MKRT_OK);
