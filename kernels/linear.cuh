@@ -65,8 +65,10 @@ struct alignas(16) LinearShape {
   uint32_t row_bytes;         // of a row in an activation buffer
   uint32_t column_units;
   uint32_t row_units;
-  uint32_t pages;        // of the whole tile
-  uint32_t norm;         // 1: with a norm
+  uint32_t pages;  // of the whole tile
+  uint32_t norm;   // 1: with a norm
+  float epsilon;
+  float inverse_columns;
   uint32_t adds;         // adds_bias, adds_residual
   uint32_t same_inputs;  // 1: starts with the activations that the tile before it left in the buffer
   LinearPlaces places;
@@ -98,6 +100,8 @@ __device__ inline void prepare_linear(uint32_t place, InputOwner& owner) {
   shape.batch = tile.record.parameter[isa::linear::batch];
   shape.row_blocks = tile.record.parameter[isa::linear::tile_rows] / block_rows;
   shape.norm = machine::operand_present(tile, shape.places.norm);
+  shape.epsilon = __uint_as_float(tile.record.parameter[isa::linear::epsilon]);
+  shape.inverse_columns = 1.0f / static_cast<float>(shape.columns);
   shape.adds = 0;
   if (tile.record.opcode == isa::opcode_linear) {
     if (machine::operand_present(tile, isa::linear::bias)) shape.adds |= adds_bias;
@@ -431,8 +435,7 @@ struct ConsumerState {
 
 // Waits for the next inputs and takes over their buffer; gives the one before back.
 __device__ inline bool take_inputs(ConsumerState& state) {
-  // The buffer was written here and is filled by the copy engine next.
-  ptx::fence_copy_engine();
+  // The buffer was written here and is filled by the copy engine next: the activation warp puts a fence between.
   __syncwarp();
   if (state.inputs.loads != 0 && ptx::arrives()) {
     ptx::barrier_arrive(&shared().input_free[state.inputs.buffer()]);
@@ -595,136 +598,5 @@ __device__ bool consume_linear(const TileSlot& tile, const LinearShape& shape, C
     return true;
   });
 }
-
-// ---- store warps ----------------------------------------------------------------------------------------------------
-
-// Element (sequence, row) of a unit's product, scaled by the norm.
-struct UnitProduct {
-  const float* partial;
-  uint32_t number;     // of the partial buffer
-  uint32_t sequences;  // of it: 8 or 16
-  float scale;         // lane b: sequence b's
-
-  __device__ float sum(uint32_t row, uint32_t sequence) const {
-    float total = 0;
-#pragma unroll
-    for (uint32_t w = 0; w < machine::consumer_warps; ++w) {
-      total += partial[partial_place(w, row / block_rows, sequence, sequences) + row % block_rows];
-    }
-    return total;
-  }
-};
-
-// 1 / sqrt(mean of squares + epsilon), lane b for sequence b; 1 without a norm.
-__device__ inline float norm_scale(uint32_t number, const TileSlot& tile, const LinearShape& shape) {
-  const uint32_t lane = ptx::lane_number() % machine::maximum_batch;
-  if (shape.norm == 0) return 1.0f;
-  float squares = 0;
-#pragma unroll
-  for (uint32_t w = 0; w < machine::consumer_warps; ++w) squares += shared().sum_of_squares[number][w][lane];
-  const float epsilon = __uint_as_float(tile.record.parameter[isa::linear::epsilon]);
-  return rsqrtf(squares / static_cast<float>(shape.columns) + epsilon);
-}
-
-// Where a tile's results go; worked out before the sums are there.
-struct StorePlan {
-  float* out;
-  uint64_t stride;  // from one sequence to the next
-  uint32_t size;    // outputs of the tile, cut at the operand's limit
-};
-__device__ inline StorePlan plan_store(const TileSlot& tile) {
-  const uint32_t out = tile.record.opcode == isa::opcode_linear          ? isa::linear::out
-                       : tile.record.opcode == isa::opcode_linear_swiglu ? isa::linear_swiglu::out
-                                                                         : isa::linear_best::out;
-  return {machine::operand<float>(tile, out), machine::row_stride<float>(tile, out),
-          machine::operand_size<float>(tile, out)};
-}
-
-// Rows of a unit for every sequence: lanes take neighbouring rows, so that a warp writes whole sectors.
-__device__ inline void store_linear(uint32_t place, const StorePlan& plan, const LinearShape& shape,
-                                    const UnitProduct& product, uint32_t first_row, uint32_t unit_rows) {
-  const uint32_t lane = ptx::lane_number();
-  for (uint32_t base = 0; base < shape.batch * unit_rows; base += 32) {
-    const uint32_t i = base + lane;
-    const uint32_t sequence = i / unit_rows;
-    const uint32_t row = i % unit_rows;
-    const float scale = __shfl_sync(ptx::full_mask, product.scale, sequence & 15);
-    if (sequence >= shape.batch || first_row + row >= plan.size) continue;
-    const uint32_t block = row / block_rows;
-    float value = product.sum(row, sequence) * scale;
-    if ((shape.adds & adds_bias) != 0) value += shared().bias[product.number][block][row % block_rows];
-    if ((shape.adds & adds_residual) != 0)
-      value += shared().residual[product.number][block][sequence][row % block_rows];
-    machine::store(place, isa::linear::out, plan.out + sequence * plan.stride + first_row + row, value);
-  }
-}
-
-__device__ inline void store_swiglu(uint32_t place, const StorePlan& plan, const LinearShape& shape,
-                                    const UnitProduct& product, uint32_t first_row, uint32_t unit_rows) {
-  const uint32_t lane = ptx::lane_number();
-  const uint32_t outputs = unit_rows / 2;
-  for (uint32_t base = 0; base < shape.batch * outputs; base += 32) {
-    const uint32_t i = base + lane;
-    const uint32_t sequence = i / outputs;
-    const uint32_t output = i % outputs;
-    const float scale = __shfl_sync(ptx::full_mask, product.scale, sequence & 15);
-    if (sequence >= shape.batch || first_row / 2 + output >= plan.size) continue;
-    const uint32_t gate_row = output / block_rows * 2 * block_rows + output % block_rows;
-    const float gate = product.sum(gate_row, sequence) * scale;
-    const float up = product.sum(gate_row + block_rows, sequence) * scale;
-    machine::store(place, isa::linear_swiglu::out, plan.out + sequence * plan.stride + first_row / 2 + output,
-                   __fdividef(gate, 1.0f + __expf(-gate)) * up);
-  }
-}
-
-// The larger of two candidates: NaN never wins, the smaller index where values are equal.
-__device__ inline void take_better(float& value, int32_t& index, float other, int32_t other_index) {
-  if (other > value || (other == value && other_index < index)) {
-    value = other;
-    index = other_index;
-  }
-}
-
-// Logits of a unit, and the best of the tile so far in lane b's `best` for sequence b.
-struct Best {
-  float value = -INFINITY;
-  int32_t index = INT32_MAX;
-};
-__device__ inline void store_best(uint32_t place, const StorePlan& plan, const LinearShape& shape,
-                                  const UnitProduct& product, uint32_t first_row, uint32_t unit_rows, Best& best) {
-  const TileSlot& tile = machine::slot(place);
-  const uint32_t lane = ptx::lane_number();
-  const uint32_t tile_first = static_cast<uint32_t>(
-      (tile.address[isa::linear_best::out] - tile.record.operand[isa::linear_best::out].address) / 4);
-  // Of the tile's first row.
-  const uint32_t tile_index = tile.record.parameter[isa::linear_best::first_index] +
-                              tile.record.parameter[isa::linear_best::rank_index] * launch().rank + tile_first;
-  const int32_t index_base = static_cast<int32_t>(tile_index + first_row);
-  for (uint32_t sequence = 0; sequence < shape.batch; ++sequence) {
-    const float scale = __shfl_sync(ptx::full_mask, product.scale, sequence);
-    Best mine;
-    if (lane < unit_rows && first_row + lane < plan.size) {
-      const float value = product.sum(lane, sequence) * scale;
-      machine::store(place, isa::linear_best::out, plan.out + sequence * plan.stride + first_row + lane, value);
-      take_better(mine.value, mine.index, value, index_base + static_cast<int32_t>(lane));
-    }
-    for (uint32_t offset = 16; offset != 0; offset /= 2) {
-      const float value = __shfl_xor_sync(ptx::full_mask, mine.value, offset);
-      const int32_t index = __shfl_xor_sync(ptx::full_mask, mine.index, offset);
-      take_better(mine.value, mine.index, value, index);
-    }
-    if (lane == sequence) take_better(best.value, best.index, mine.value, mine.index);
-  }
-  if (first_row + unit_rows < shape.row_blocks * block_rows || lane >= shape.batch) return;
-  // All of a tile's values may be NaN or minus infinity: its first row stands for it then.
-  if (best.index == INT32_MAX) best.index = static_cast<int32_t>(tile_index);
-  const uint64_t value_stride = machine::row_stride<float>(tile, isa::linear_best::best_value);
-  const uint64_t index_stride = machine::row_stride<int32_t>(tile, isa::linear_best::best_index);
-  machine::store(place, isa::linear_best::best_value,
-                 machine::operand<float>(tile, isa::linear_best::best_value) + lane * value_stride, best.value);
-  machine::store(place, isa::linear_best::best_index,
-                 machine::operand<int32_t>(tile, isa::linear_best::best_index) + lane * index_stride, best.index);
-}
-static_assert(unit_row_blocks * block_rows == 32, "store_best gives each lane one row of a unit");
 
 }  // namespace mkrt::llm

@@ -393,31 +393,45 @@ __device__ __noinline__ void send_to_ranks(uint32_t place, uint32_t number, uint
   }
 }
 
-// Signals of a tile, together with those that the tiles before it left pending. Tiles of one record and step never
-// wait for each other, so a count may be held back while this block is sure to do another tile of the same record and
-// step. Lanes beyond the record's signals do nothing.
-__device__ inline void signal_tile(uint32_t place, PendingSignal& pending, bool hold) {
-  __syncwarp();
-  const TileSlot& tile = slot(place);
+// What a lane signals of a tile; worked out before the tile's results are there.
+struct SignalPlan {
+  uint32_t counter;
+  bool sends;     // lanes beyond the record's signals do nothing
+  bool alone;     // no other rank is meant or listens
+  bool relative;  // each tile may mean another rank
+};
+__device__ inline SignalPlan plan_signal(const TileSlot& tile) {
   const uint32_t lane = ptx::lane_number();
-  if (lane < tile.record.signal_count) {
-    const uint8_t mode = tile.record.signal[lane].rank.mode;
-    const bool alone = mode == MKRT_RANK_SELF && launch().rank_count == 1;
-    const uint32_t counter = tile.signal_counter[lane];
+  SignalPlan plan{};
+  plan.sends = lane < tile.record.signal_count;
+  if (!plan.sends) return plan;
+  const uint8_t mode = tile.record.signal[lane].rank.mode;
+  plan.counter = tile.signal_counter[lane];
+  plan.alone = mode == MKRT_RANK_SELF && launch().rank_count == 1;
+  plan.relative = mode == MKRT_RANK_RELATIVE;
+  return plan;
+}
+
+// Signals of the tile in slot `place`, together with those that the tiles before it left pending. Tiles of one record
+// and step never wait for each other, so a count may be held back while this block is sure to do another tile of the
+// same record and step.
+__device__ inline void signal_tile(uint32_t place, const SignalPlan& plan, PendingSignal& pending, bool hold) {
+  __syncwarp();
+  if (plan.sends) {
     // Release: everything that this tile wrote, and read, comes before the count. The block's barriers made it known
     // to this thread.
     const auto send = [&]() {
-      if (alone) {
+      if (plan.alone) {
         ptx::add_release_gpu(counter_address(pending.counter), pending.count);
       } else {
-        send_to_ranks(place, lane, pending.counter, pending.count);
+        send_to_ranks(place, ptx::lane_number(), pending.counter, pending.count);
       }
       pending.count = 0;
     };
-    if (pending.count != 0 && pending.counter != counter) send();
-    pending.counter = counter;
+    if (pending.count != 0 && pending.counter != plan.counter) send();
+    pending.counter = plan.counter;
     ++pending.count;
-    if (!hold || mode == MKRT_RANK_RELATIVE) send();
+    if (!hold || plan.relative) send();
   }
   __syncwarp();
 }

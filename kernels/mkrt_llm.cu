@@ -1,6 +1,7 @@
 // The megakernel of mkrt.llm: what each role does with each opcode.
 #include "attention.cuh"
 #include "linear.cuh"
+#include "linear_store.cuh"
 #include "small.cuh"
 
 namespace mkrt::llm {
@@ -49,10 +50,10 @@ __device__ inline bool begin_load(InputLoads& inputs) {
 
 // Brings in the inputs of a tile. A load that was announced is finished even when the block is leaving, so that its
 // barrier completes. False when the block is leaving.
-__device__ inline bool bring_tile(const TileSlot& tile, InputLoads& inputs, CounterWait& wait) {
+__device__ inline bool bring_tile(const TileSlot& tile, InputLoads& inputs, int32_t& position, CounterWait& wait) {
   if (tile.record.opcode == isa::opcode_attention) {
     return bring_attention(
-        tile, inputs, [&]() { return begin_load(inputs); }, wait);
+        tile, inputs, position, [&]() { return begin_load(inputs); }, wait);
   }
   if (!is_linear(tile.record.opcode)) {
     // Inputs are read by the consumers themselves; they only have to know that the counters were reached.
@@ -76,11 +77,12 @@ __device__ inline bool bring_tile(const TileSlot& tile, InputLoads& inputs, Coun
 __device__ void activation_role() {
   machine::Walk walk;
   InputLoads inputs;
+  int32_t position = no_position;  // of the last attention tile
   if (!machine::wait_for_ranks_to_begin()) return;
   for (; walk.next(); walk.release()) {
     machine::trace(walk.sequence, MKRT_TRACE_WAIT_BEGIN);
     CounterWait wait{walk.place(), walk.sequence};
-    if (!bring_tile(machine::slot(walk.place()), inputs, wait)) break;
+    if (!bring_tile(machine::slot(walk.place()), inputs, position, wait)) break;
   }
   // Nothing may arrive in the shared memory of a block that has left.
   for (uint32_t i = 0; i < 2 && inputs.loads != 0; ++i, --inputs.loads) {
@@ -150,44 +152,50 @@ __device__ void consumer_role(uint32_t warp) {
   }
 }
 
-// Stores a tile's units. `partials` counts the units of all tiles. False when the block is leaving.
-__device__ bool store_tile(uint32_t place, uint32_t sequence, uint32_t& partials) {
-  const TileSlot& tile = machine::slot(place);
-  const bool linear = is_linear(tile.record.opcode);
-  const LinearShape shape = linear_shape(tile);
-  StorePlan plan{};
-  if (linear) plan = plan_store(tile);
-  const uint32_t units = linear ? shape.row_units : 1;
+// What comes after a tile in this block.
+enum class Next { unknown, alike, other };
+// Whether it belongs to the same record and step; unknown while it has not been fetched.
+__device__ Next look_ahead(const machine::Walk& walk) {
+  const TileSlot* next = walk.following();
+  if (next == nullptr) return Next::unknown;
+  const TileSlot& tile = machine::slot(walk.place());
+  const bool alike = next->last == 0 && next->record.index == tile.record.index && next->step == tile.step;
+  return alike ? Next::alike : Next::other;
+}
+
+// Stores a product's units. `partials` counts the units of all tiles. False when the block is leaving.
+template <uint32_t sequences>
+__device__ bool store_units(uint32_t place, uint32_t tile_sequence, uint32_t& partials) {
+  const LinearShape shape = linear_shape(machine::slot(place));
+  const StorePlan plan = plan_store(machine::slot(place), shape);
   Best best;
-  for (uint32_t unit = 0; unit < units; ++unit, ++partials) {
+#pragma unroll 1
+  for (uint32_t unit = 0; unit < shape.row_units; ++unit, ++partials) {
     const uint32_t number = partials & 1;
     if (!machine::wait_warp(&shared().partial_full[number], (partials >> 1) & 1)) return false;
-    machine::trace(sequence, MKRT_TRACE_STORE_BEGIN);
-    if (linear) {
-      const UnitProduct product{reinterpret_cast<const float*>(shared().partial[number]), number,
-                                shape.batch > 8 ? 16u : 8u, norm_scale(number, tile, shape)};
-      const uint32_t first_row = unit * unit_row_blocks * block_rows;
-      const uint32_t rows = min(unit_row_blocks, shape.row_blocks - unit * unit_row_blocks) * block_rows;
-      if (tile.record.opcode == isa::opcode_linear) {
-        store_linear(place, plan, shape, product, first_row, rows);
-      } else if (tile.record.opcode == isa::opcode_linear_swiglu) {
-        store_swiglu(place, plan, shape, product, first_row, rows);
-      } else {
-        store_best(place, plan, shape, product, first_row, rows, best);
-      }
-    }
+    machine::trace(tile_sequence, MKRT_TRACE_STORE_BEGIN);
+    store_unit<sequences>(place, plan, shape, number, unit, best);
     __syncwarp();
     if (ptx::arrives()) ptx::barrier_arrive(&shared().partial_free[number]);
   }
-  machine::trace(sequence, MKRT_TRACE_STORE_END);
   return true;
 }
 
-// Whether the next tile is already here and belongs to the same record and step.
-__device__ bool next_is_alike(const machine::Walk& walk) {
-  const TileSlot& tile = machine::slot(walk.place());
-  const TileSlot* next = walk.following();
-  return next != nullptr && next->last == 0 && next->record.index == tile.record.index && next->step == tile.step;
+// Results of other instructions were stored by the consumers.
+__device__ bool store_nothing_more(uint32_t tile_sequence, uint32_t& partials) {
+  const uint32_t number = partials & 1;
+  if (!machine::wait_warp(&shared().partial_full[number], (partials >> 1) & 1)) return false;
+  machine::trace(tile_sequence, MKRT_TRACE_STORE_BEGIN);
+  if (ptx::arrives()) ptx::barrier_arrive(&shared().partial_free[number]);
+  ++partials;
+  return true;
+}
+
+__device__ bool store_tile(uint32_t place, uint32_t tile_sequence, uint32_t& partials) {
+  const TileSlot& tile = machine::slot(place);
+  if (!is_linear(tile.record.opcode)) return store_nothing_more(tile_sequence, partials);
+  if (linear_shape(tile).batch <= 8) return store_units<8>(place, tile_sequence, partials);
+  return store_units<16>(place, tile_sequence, partials);
 }
 
 __device__ void store_role() {
@@ -195,8 +203,13 @@ __device__ void store_role() {
   machine::PendingSignal pending;
   uint32_t partials = 0;
   for (; walk.next(); walk.release()) {
+    const machine::SignalPlan plan = machine::plan_signal(machine::slot(walk.place()));
+    // Looked up early, where nobody waits for it.
+    Next next = look_ahead(walk);
     if (!store_tile(walk.place(), walk.sequence, partials)) return;
-    machine::signal_tile(walk.place(), pending, next_is_alike(walk));
+    machine::trace(walk.sequence, MKRT_TRACE_STORE_END);
+    if (next == Next::unknown) next = look_ahead(walk);
+    machine::signal_tile(walk.place(), plan, pending, next == Next::alike);
     machine::trace(walk.sequence, MKRT_TRACE_SIGNALLED);
   }
 }

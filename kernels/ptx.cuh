@@ -223,4 +223,20 @@ __device__ inline void multiply_bf16(float (&d)[4], uint32_t a0, uint32_t a1, ui
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// The same for f16.
+__device__ inline void multiply_f16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                    uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// Two 8 x 8 pieces of 16-bit elements, transposed: lane l below 16 gives the address of row l, 16 bytes in shared
+// memory.
+__device__ inline void load_transposed(uint32_t (&out)[2], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+               : "=r"(out[0]), "=r"(out[1])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
 }  // namespace mkrt::ptx

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attention.cuh"
+#include "linear_store.cuh"
 
 namespace mkrt::llm {
 
@@ -159,7 +160,10 @@ __device__ __forceinline__ uint32_t sum_partials(uint32_t place) {
   const TileSlot& tile = machine::slot(place);
   const uint32_t parts = tile.record.parameter[isa::sum_partials::parts];
   const uint32_t batch = tile.record.parameter[isa::sum_partials::batch];
+  // A limit may cut each of them; what is cut off counts as zeros.
   const uint32_t size = machine::operand_size<float>(tile, isa::sum_partials::out);
+  const uint32_t partial_size = machine::operand_size<float>(tile, isa::sum_partials::partial);
+  const uint32_t residual_size = machine::operand_size<float>(tile, isa::sum_partials::residual);
   const auto* partial = input<float>(tile, isa::sum_partials::partial);
   const auto* residual = input<float>(tile, isa::sum_partials::residual);
   auto* out = machine::operand<float>(tile, isa::sum_partials::out);
@@ -169,12 +173,12 @@ __device__ __forceinline__ uint32_t sum_partials(uint32_t place) {
   for (uint32_t i = consumer_thread(); i < batch * size; i += consumer_threads) {
     const uint32_t sequence = i / size;
     const uint32_t column = i % size;
-    float sum = residual != nullptr ? residual[sequence * residual_stride + column] : 0.0f;
+    float sum = residual != nullptr && column < residual_size ? residual[sequence * residual_stride + column] : 0.0f;
     for (uint32_t first = 0; first < parts; first += parts_at_once) {
       float value[parts_at_once];
 #pragma unroll
       for (uint32_t p = 0; p < parts_at_once; ++p) {
-        const bool there = first + p < parts;
+        const bool there = first + p < parts && column < partial_size;
         value[p] = there ? partial[((first + p) * batch + sequence) * part_stride + column] : 0.0f;
       }
       // In the order of the parts, one rounding each: every rank gets the same bits.
