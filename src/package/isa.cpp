@@ -239,13 +239,14 @@ OperandDefinition parse_operand(const JsonView& view) {
   if (shared && out.access != Access::append) shared->fail("only operands of access \"append\" have shared dimensions");
   if (!shared && out.access == Access::append) view.fail("access \"append\" needs \"shared_dimensions\"");
   if (shared) out.shared_dimensions = parse_dimensions(*shared);
+  if (const auto whole = view.find("whole")) out.whole = whole->boolean();
   return out;
 }
 
 void parse_operands(const JsonView& view, OpcodeDefinition& out) {
   view.expect_array(0, MKRT_RECORD_OPERANDS);
   view.each_element([&](const JsonView& element) {
-    element.expect_members({"name", "access", "dtypes"}, {"optional", "shared_dimensions"});
+    element.expect_members({"name", "access", "dtypes"}, {"optional", "shared_dimensions", "whole"});
     expect_new_name(element, out.operands, "operand");
     out.operands.push_back(parse_operand(element));
   });
@@ -320,6 +321,7 @@ void add_opcode(CanonicalBytes& out, const OpcodeDefinition& opcode) {
     out.add_array(operand.dtypes, [&](Dtype dtype) { out.add(static_cast<uint32_t>(dtype)); });
     out.add(static_cast<uint32_t>(operand.optional));
     out.add_array(operand.shared_dimensions, [&](uint32_t dimension) { out.add(dimension); });
+    out.add(static_cast<uint32_t>(operand.whole));
   });
   out.add_array(opcode.parameters, [&](const ParameterDefinition& parameter) {
     out.add(parameter.name);

@@ -63,6 +63,7 @@ struct OperandDefinition {
   std::vector<Dtype> dtypes;  // allowed ones, at least one
   bool optional = false;
   std::vector<uint32_t> shared_dimensions{};  // of the grid, ascending; empty unless access is append
+  bool whole = false;                         // no limit may cut a slice
 };
 
 struct ParameterDefinition {

@@ -220,6 +220,7 @@ std::string json_operand_definition(const OperandDefinition& operand) {
   if (operand.access == Access::append) {
     out += ", \"shared_dimensions\": " + json_numbers(operand.shared_dimensions, operand.shared_dimensions.size());
   }
+  if (operand.whole) out += ", \"whole\": true";
   return out + "}";
 }
 

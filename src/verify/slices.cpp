@@ -90,6 +90,10 @@ void check_bounds(const Slice& slice) {
   if (start.value() >= operand.limit) {
     slice.fail_last_tile(0, base::text("starts at ", start.value(), ", which is not below its limit ", operand.limit));
   }
+  if (slice.definition.whole && row_end.value() > operand.limit) {
+    slice.fail_last_tile(0, base::text("ends at ", row_end.value(), ", beyond its limit ", operand.limit,
+                                       ", but the instruction needs all of it"));
+  }
   const uint64_t cut_end = row_end.value() < operand.limit ? row_end.value() : operand.limit;
   const Checked end = Checked(operand.offset) + Checked(operand.rank_stride) * last_rank +
                       Checked(operand.rows - 1) * operand.row_stride + cut_end;

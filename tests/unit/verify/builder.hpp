@@ -171,6 +171,7 @@ class Builder {
   package::Program& program() { return program_; }
   package::Entry& entry() { return program_.entries.back(); }
   package::Record& last_record() { return program_.entries.back().records.back(); }
+  package::OpcodeDefinition& last_definition() { return program_.isa.opcodes.back(); }
 
  private:
   package::Program program_;

@@ -56,6 +56,19 @@ TEST_CASE("a limit cuts the last tile, and the bounds are those of the cut") {
   CHECK_NOTHROW(check(builder.program()));
 }
 
+TEST_CASE("a limit may touch an operand that the instruction needs whole, and not cut it") {
+  Builder builder;
+  const uint32_t t = builder.tensor("t", 192);
+  builder.record("attend", {6}).read({.tensor = t, .size = 32, .strides = {32}, .limit = 192}, "keys");
+  builder.last_definition().operands[0].whole = true;
+  CHECK_NOTHROW(check(builder.program()));
+  builder.last_record().operands[0]->limit = 191;
+  check_refused(builder.program(), 0, 5, 0,
+                {"operand \"keys\"", "ends at 192", "beyond its limit 191", "needs all of it"});
+  builder.last_definition().operands[0].whole = false;
+  CHECK_NOTHROW(check(builder.program()));
+}
+
 TEST_CASE("the last rank's slice must lie in the tensor too") {
   Builder builder(4);
   const uint32_t t = builder.tensor("t", 40);
