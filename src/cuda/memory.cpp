@@ -140,9 +140,12 @@ StagingMemory::StagingMemory(std::shared_ptr<const DeviceContext> context, size_
 }
 
 StagingMemory::~StagingMemory() {
-  if (pages_.empty()) return free_pinned(*context_, memory_);
-  const ContextScope scope(*context_);
-  context_->driver().host_unregister(memory_);
+  if (pages_.empty()) {
+    free_pinned(*context_, memory_);
+  } else {
+    const ContextScope scope(*context_);
+    context_->driver().host_unregister(memory_);
+  }
 }
 
 StreamHandle::StreamHandle(std::shared_ptr<const DeviceContext> context, Stream adopted)
