@@ -183,7 +183,8 @@ typedef struct mkrt_runtime_desc {
   const mkrt_extension* next;
   void* user_data; /* passed to the three functions below */
   /* Host memory for tensors, encoded tables and what handles point to. Both or neither; NULL: the C++ heap. The
-   * description of a program (names and records) and what a call needs only until it returns come from the C++ heap. */
+   * description of a program (names and records) and what a call needs only until it returns come from the C++ heap,
+   * pinned memory from the driver or the system. */
   mkrt_allocate_function allocate;
   mkrt_release_function release;
   mkrt_log_function log; /* NULL: silent */
@@ -426,7 +427,7 @@ typedef struct mkrt_executable_desc {
   uint32_t struct_size;
   /* Threads that bring weights to CUDA devices: the calling one and others that exist only during the call. 0: 1; at
    * most MKRT_MAX_LOADER_THREADS. One reads cached files at 6 to 20 GB/s, by processor and file system, and each takes
-   * 1 MB of pinned memory during the call. */
+   * up to 8 MB of pinned memory during the call. */
   uint32_t loader_threads;
   const mkrt_extension* next;
   uint64_t memory_budget; /* most bytes of device memory a rank for weights and sessions together; 0: no limit */

@@ -1,8 +1,10 @@
 // The double must see what it is there to see.
 #include <doctest/doctest.h>
 
+#include <optional>
 #include <thread>
 
+#include "cuda/pages.hpp"
 #include "driver_double.hpp"
 
 using namespace mkrt;
@@ -67,6 +69,68 @@ TEST_CASE("the double sees what is freed twice, never, or is not its own") {
   const Retained retained(gpu);
   CHECK(retained.driver->memory_free(left) == result_success);
 }
+
+#ifdef __linux__
+TEST_CASE("the double sees what becomes of memory that is registered") {
+  DriverDouble gpu;
+  const Retained retained(gpu);
+  const Driver& driver = *retained.driver;
+  std::optional<Pages> pages(4096);
+  REQUIRE(!pages->empty());
+  std::byte* const memory = pages->data();
+  CHECK(driver.host_unregister(memory) != result_success);
+  CHECK(seen(gpu).find("not registered") != std::string::npos);
+  CHECK(driver.host_register(memory, 4096, host_memory_portable) != result_success);
+  REQUIRE(driver.host_register(memory, 4096, 0) == result_success);
+  CHECK(gpu.live_objects() == 2);  // it and the context
+  CHECK(driver.host_register(memory + 1024, 1024, 0) != result_success);
+  CHECK(seen(gpu).find("pinned already") != std::string::npos);
+  CHECK(driver.host_unregister(memory + 1024) != result_success);
+  CHECK(seen(gpu).find("not registered") != std::string::npos);
+  CHECK(driver.host_unregister(memory) == result_success);
+  CHECK(seen(gpu).empty());
+  CHECK(driver.host_unregister(memory) != result_success);
+  CHECK(seen(gpu).find("unregistered already") != std::string::npos);
+
+  REQUIRE(driver.host_register(memory, 4096, 0) == result_success);
+  pages.reset();
+  CHECK(driver.host_unregister(memory) == result_success);
+  CHECK(seen(gpu).find("freed while it was registered") != std::string::npos);
+  CHECK(driver.host_register(memory, 4096, 0) != result_success);
+  CHECK(gpu.live_objects() == 1);
+}
+
+TEST_CASE("the double sees that memory is unregistered while a copy from it is on its way") {
+  DriverDouble gpu;
+  const Retained retained(gpu);
+  const Driver& driver = *retained.driver;
+  constexpr size_t bytes = size_t{32} << 20;
+  const Pages pages(bytes);
+  DevicePointer target = 0;
+  Stream stream = nullptr;
+  REQUIRE(driver.memory_allocate(&target, bytes) == result_success);
+  REQUIRE(driver.stream_create(&stream, stream_non_blocking) == result_success);
+  REQUIRE(driver.host_register(pages.data(), bytes, 0) == result_success);
+  for (int i = 0; i < 8; ++i) driver.copy_to_device(target, pages.data(), bytes, stream);
+  CHECK(driver.host_unregister(pages.data()) == result_success);
+  CHECK(seen(gpu).find("unregistered that a stream still uses") != std::string::npos);
+  driver.stream_destroy(stream);
+  driver.memory_free(target);
+}
+
+TEST_CASE("the double sees registered memory that outlives its context") {
+  DriverDouble gpu;
+  const Pages pages(4096);
+  {
+    const Retained retained(gpu);
+    REQUIRE(retained.driver->host_register(pages.data(), 4096, 0) == result_success);
+  }
+  CHECK(seen(gpu).find("registered memory outlives its context") != std::string::npos);
+  CHECK(gpu.live_objects() == 1);
+  const Retained retained(gpu);
+  CHECK(retained.driver->host_unregister(pages.data()) == result_success);
+}
+#endif
 
 TEST_CASE("the double sees contexts that are missing, wrong, or out of balance") {
   DriverDouble gpu(std::vector<SimulatedDevice>(2));

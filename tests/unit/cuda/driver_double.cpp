@@ -17,6 +17,11 @@
 
 #include "kernel_double.hpp"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
 namespace mkrt::cuda {
 
 // What the driver's handles point to.
@@ -58,6 +63,8 @@ constexpr Result result_invalid_device = 101;
 constexpr Result result_invalid_image = 200;
 constexpr Result result_invalid_context = 201;
 constexpr Result result_invalid_handle = 400;
+constexpr Result result_already_registered = 712;
+constexpr Result result_not_registered = 713;
 
 // Added to a host address it gives a device address, which no processor can use as a host one.
 constexpr uint64_t bias = uint64_t{1} << 57;
@@ -112,7 +119,7 @@ class DriverDouble::State {
   static bool gives_back(const std::string& name) {
     return name == "context_pop" || name == "memory_free" || name == "host_free" || name == "stream_destroy" ||
            name == "module_unload" || name == "primary_context_release" || name == "memory_unmap" ||
-           name == "memory_release" || name == "address_free";
+           name == "memory_release" || name == "address_free" || name == "host_unregister";
   }
 
   void violate(std::string what) {
@@ -311,6 +318,7 @@ class DriverDouble::State {
     *out = memory;
     const std::lock_guard lock(mutex_);
     pinned_.emplace(reinterpret_cast<uintptr_t>(memory) + bias, Block{{memory, &std::free}, bytes, context, false});
+    count_pinned();
     return result_success;
   }
   Result host_free(void* memory) {
@@ -330,6 +338,69 @@ class DriverDouble::State {
     const std::lock_guard lock(mutex_);
     pinned_.erase(address);
     return result_success;
+  }
+  // Memory of the library that the device reads, until it is told that it may not any more.
+  struct Registration {
+    size_t bytes;
+    Context context;
+  };
+  Result host_register(void* memory, size_t bytes, unsigned flags) {
+    const Context context = require_context("host_register");
+    if (context == nullptr) return result_invalid_context;
+    if (bytes == 0 || flags != 0 || !is_mapped(memory, bytes)) return result_invalid_value;
+    const uint64_t address = reinterpret_cast<uintptr_t>(memory) + bias;
+    const std::lock_guard lock(mutex_);
+    if (overlaps(registered_, address, bytes) || overlaps(pinned_, address, bytes)) {
+      violations_.push_back("memory is registered that is pinned already");
+      return result_already_registered;
+    }
+    registered_.emplace(address, Registration{bytes, context});
+    count_pinned();
+    return result_success;
+  }
+  Result host_unregister(void* memory) {
+    const uint64_t address = reinterpret_cast<uintptr_t>(memory) + bias;
+    Registration registration{};
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = registered_.find(address);
+      if (found == registered_.end()) {
+        violations_.push_back("memory is unregistered that was not registered or is unregistered already");
+        return result_not_registered;
+      }
+      registration = found->second;
+    }
+    if (!is_mapped(memory, registration.bytes)) violate("memory was freed while it was registered");
+    require_owner(registration.context, "host_unregister");
+    std::unique_lock lock(mutex_);
+    wait_unused(lock, address, registration.bytes, "unregistered");
+    registered_.erase(address);
+    return result_success;
+  }
+  // Whether the process has pages there; where the system does not tell, it is believed.
+  static bool is_mapped(const void* memory, size_t bytes) {
+#if defined(__linux__)
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(memory) / page * page;
+    const size_t length = reinterpret_cast<uintptr_t>(memory) + bytes - begin;
+    std::vector<unsigned char> present((length + page - 1) / page);
+    return mincore(reinterpret_cast<void*>(begin), length, present.data()) == 0;
+#else
+    return true;
+#endif
+  }
+  template <class Blocks>
+  static bool overlaps(const Blocks& blocks, uint64_t address, size_t bytes) {
+    const auto next = blocks.lower_bound(address);
+    if (next != blocks.end() && next->first < address + bytes) return true;
+    return next != blocks.begin() && std::prev(next)->first + std::prev(next)->second.bytes > address;
+  }
+  // With the mutex held.
+  void count_pinned() {
+    size_t bytes = 0;
+    for (const auto& block : pinned_) bytes += block.second.bytes;
+    for (const auto& registration : registered_) bytes += registration.second.bytes;
+    most_pinned_ = std::max(most_pinned_, bytes);
   }
   Result host_device_pointer(DevicePointer* out, void* memory, unsigned) {
     if (require_context("host_device_pointer") == nullptr) return result_invalid_context;
@@ -470,6 +541,18 @@ class DriverDouble::State {
     mappings_.emplace(address, Mapping{bytes, memory, {}});
     return result_success;
   }
+  // Returns when no stream uses the memory any more; that one did is a violation.
+  void wait_unused(std::unique_lock<std::mutex>& lock, uint64_t address, size_t bytes, const char* done) {
+    const auto used = [&] {
+      const auto use = in_use_.lower_bound(address);
+      return use != in_use_.end() && *use < address + bytes;
+    };
+    if (used() && failed_.empty()) {
+      violations_.push_back(std::string("memory is ") + done + " that a stream still uses");
+    }
+    // After a failure that was made up, work goes on, as no real one would.
+    use_ended_.wait(lock, [&] { return !used(); });
+  }
   Result memory_unmap(DevicePointer address, size_t bytes) {
     std::unique_lock lock(mutex_);
     const auto found = mappings_.find(address);
@@ -477,13 +560,7 @@ class DriverDouble::State {
       violations_.push_back("memory is unmapped that is not mapped");
       return result_invalid_value;
     }
-    const auto used = [&] {
-      const auto use = in_use_.lower_bound(address);
-      return use != in_use_.end() && *use < address + bytes;
-    };
-    if (used() && failed_.empty()) violations_.push_back("memory is unmapped that a stream still uses");
-    // After a failure that was made up, work goes on, as no real one would.
-    use_ended_.wait(lock, [&] { return !used(); });
+    wait_unused(lock, address, bytes, "unmapped");
     physical_.at(found->second.memory).mapped = false;
     mappings_.erase(found);
     return result_success;
@@ -533,8 +610,7 @@ class DriverDouble::State {
   bool is_pinned(const void* memory) {
     const std::lock_guard lock(mutex_);
     const uint64_t address = reinterpret_cast<uintptr_t>(memory) + bias;
-    const auto block = pinned_.upper_bound(address);
-    return block != pinned_.begin() && address - std::prev(block)->first < std::prev(block)->second.bytes;
+    return overlaps(pinned_, address, 1) || overlaps(registered_, address, 1);
   }
 
   // ---- streams ---------------------------------------------------------------------------------------------------
@@ -578,16 +654,16 @@ class DriverDouble::State {
     stream.work.push_back(std::move(work));
     stream.changed.notify_all();
   }
-  // The same for work that uses memory at `address`.
-  void enqueue_use(StreamObject& stream, uint64_t address, std::function<void()> work) {
+  // The same for work that uses memory at `addresses`.
+  void enqueue_use(StreamObject& stream, std::vector<uint64_t> addresses, std::function<void()> work) {
     {
       const std::lock_guard lock(mutex_);
-      in_use_.insert(address);
+      in_use_.insert(addresses.begin(), addresses.end());
     }
-    enqueue(stream, [this, address, work = std::move(work), &stream] {
+    enqueue(stream, [this, addresses = std::move(addresses), work = std::move(work), &stream] {
       if (stream.failure == result_success) work();
       const std::lock_guard lock(mutex_);
-      in_use_.erase(in_use_.find(address));
+      for (const uint64_t address : addresses) in_use_.erase(in_use_.find(address));
       use_ended_.notify_all();
     });
   }
@@ -666,9 +742,9 @@ class DriverDouble::State {
     if (target == nullptr) return result_invalid_value;
     const auto* source = static_cast<const std::byte*>(from);
     if (is_pinned(from)) {
-      enqueue_use(*stream, to, [=] { write_bytes(target, source, bytes); });
+      enqueue_use(*stream, {to, reinterpret_cast<uintptr_t>(from) + bias}, [=] { write_bytes(target, source, bytes); });
     } else {  // the driver keeps a copy of its own
-      enqueue_use(*stream, to, [target, copy = std::vector<std::byte>(source, source + bytes)] {
+      enqueue_use(*stream, {to}, [target, copy = std::vector<std::byte>(source, source + bytes)] {
         write_bytes(target, copy.data(), copy.size());
       });
     }
@@ -679,7 +755,7 @@ class DriverDouble::State {
     const std::byte* source = translate(stream->context->device, from, bytes, "the source of a copy");
     if (source == nullptr) return result_invalid_value;
     const bool pinned = is_pinned(to);
-    enqueue_use(*stream, from, [=] { std::memcpy(to, source, bytes); });
+    enqueue_use(*stream, {from, reinterpret_cast<uintptr_t>(to) + bias}, [=] { std::memcpy(to, source, bytes); });
     if (!pinned) drain(*stream);
     return stream->failure;
   }
@@ -687,7 +763,7 @@ class DriverDouble::State {
     if (require_stream(stream, "fill_bytes") == nullptr) return result_invalid_handle;
     std::byte* target = translate(stream->context->device, to, bytes, "the target of a fill");
     if (target == nullptr) return result_invalid_value;
-    enqueue_use(*stream, to, [=] { std::memset(target, value, bytes); });
+    enqueue_use(*stream, {to}, [=] { std::memset(target, value, bytes); });
     return result_success;
   }
 
@@ -797,7 +873,7 @@ class DriverDouble::State {
       violate("a launch of an instruction set that the double was not given");
       return result_invalid_image;
     }
-    enqueue_use(*stream, seen.parameters.control, [this, seen, isa, broken, stream] {
+    enqueue_use(*stream, {seen.parameters.control}, [this, seen, isa, broken, stream] {
       if (broken != result_success) {
         stream->failure = broken;
         return;
@@ -852,6 +928,10 @@ class DriverDouble::State {
     const auto mine = [&](const auto& object) { return object->context == context; };
     if (count(memory_) != 0) violations_.push_back("device memory outlives its context");
     if (count(pinned_) != 0) violations_.push_back("pinned memory outlives its context");
+    if (std::any_of(registered_.begin(), registered_.end(),
+                    [&](const auto& r) { return r.second.context == context; })) {
+      violations_.push_back("registered memory outlives its context");
+    }
     if (std::any_of(modules_.begin(), modules_.end(), mine)) violations_.push_back("a module outlives its context");
     if (std::any_of(streams_.begin(), streams_.end(), [&](const auto& s) { return mine(s) && !s->of_application; })) {
       violations_.push_back("a stream outlives its context");
@@ -859,7 +939,8 @@ class DriverDouble::State {
   }
   size_t live_objects() {
     const std::lock_guard lock(mutex_);
-    size_t count = pinned_.size() + modules_.size() + ranges_.size() + physical_.size() + mappings_.size();
+    size_t count =
+        pinned_.size() + registered_.size() + modules_.size() + ranges_.size() + physical_.size() + mappings_.size();
     for (const auto& block : memory_) count += block.second.of_application ? 0 : 1;
     for (const auto& stream : streams_) count += stream->of_application ? 0 : 1;
     for (const Primary& primary : primaries_) count += static_cast<size_t>(primary.retained);
@@ -885,9 +966,11 @@ class DriverDouble::State {
   std::vector<size_t> free_bytes_;
   std::set<Context> application_contexts_;
   std::vector<std::unique_ptr<ContextObject>> application_context_objects_;
-  std::map<uint64_t, Block> memory_, pinned_;  // by device address
-  std::map<uint64_t, Range> ranges_;           // by device address
-  std::map<uint64_t, Mapping> mappings_;       // by device address
+  std::map<uint64_t, Block> memory_, pinned_;    // by device address
+  std::map<uint64_t, Registration> registered_;  // by device address
+  size_t most_pinned_ = 0;
+  std::map<uint64_t, Range> ranges_;      // by device address
+  std::map<uint64_t, Mapping> mappings_;  // by device address
   std::map<PhysicalMemory, Physical> physical_;
   PhysicalMemory last_physical_ = 0;
   std::map<std::pair<int, int>, Path> paths_;
@@ -957,6 +1040,8 @@ DriverDouble::DriverDouble(std::vector<SimulatedDevice> devices) : state_(std::m
   state_->table_.function = Entry<&State::function>::call;
   MKRT_CUDA_REQUIRED(MKRT_DOUBLE_BIND)
   MKRT_CUDA_RANKS(MKRT_DOUBLE_BIND)
+  MKRT_DOUBLE_BIND(host_register, , , )
+  MKRT_DOUBLE_BIND(host_unregister, , , )
 #undef MKRT_DOUBLE_BIND
   state_->table_.error_name = Entry<&State::error_name>::ask;
   state_->table_.error_text = Entry<&State::error_text>::ask;
@@ -1010,6 +1095,7 @@ void DriverDouble::break_next_launch(Result result) {
 void DriverDouble::forget(const char* name) {
 #define MKRT_DOUBLE_FORGET(function, parameters, symbol, version) \
   if (std::string(name) == #function) state_->table_.function = nullptr;
+  MKRT_CUDA_OPTIONAL(MKRT_DOUBLE_FORGET)
   MKRT_CUDA_RANKS(MKRT_DOUBLE_FORGET)
 #undef MKRT_DOUBLE_FORGET
 }
@@ -1056,6 +1142,11 @@ void DriverDouble::pop() { stack.contexts.pop_back(); }
 std::vector<Context> DriverDouble::context_stack() const { return stack.contexts; }
 
 size_t DriverDouble::live_objects() const { return state_->live_objects(); }
+
+size_t DriverDouble::most_pinned_bytes() const {
+  const std::lock_guard lock(state_->mutex_);
+  return state_->most_pinned_;
+}
 
 std::vector<Launch> DriverDouble::launches() const {
   const std::lock_guard lock(state_->mutex_);

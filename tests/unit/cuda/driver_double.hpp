@@ -1,13 +1,14 @@
 // A CUDA driver for tests: simulated devices in host memory behind the table that src/cuda calls.
 //
 // What it keeps an eye on, each a violation that fails the test when the double goes:
-//  - memory, pinned memory, streams, modules and retained contexts that are not given back, or given back twice, or
-//  that
-//    the double never gave out;
+//  - memory, pinned memory, registrations of memory, streams, modules and retained contexts that are not given back, or
+//    given back twice, or that the double never gave out;
+//  - memory that is registered while it is pinned already, freed while it is registered, or unregistered while a stream
+//    still uses it;
 //  - calls without a current context, or with another context than that of the objects they name;
 //  - contexts that are popped without a push, or still pushed when a thread ends;
 //  - mapped memory that is freed in another order than unmap, release, free of the addresses, or that a stream still
-//  uses;
+//    uses;
 //  - addresses that a copy, a fill or a kernel uses and that lie in no memory of the device;
 //  - launches that the device could not take, or that are not cooperative;
 //  - use of the default stream, which would wait for the application's work.
@@ -100,6 +101,8 @@ class DriverDouble {
 
   // Objects that are given out at the moment, but for the application's own.
   size_t live_objects() const;
+  // The most host memory that was pinned at a time, allocated or registered.
+  size_t most_pinned_bytes() const;
   std::vector<Launch> launches() const;
   std::vector<std::string> take_violations();
 

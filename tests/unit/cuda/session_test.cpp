@@ -17,7 +17,7 @@ using host::test::request;
 
 TEST_CASE("results are those of the host device in both queue modes, over several steps and executes") {
   Gpu gpu;
-  const Work work(1'500'000);  // three pieces each on their way to the device
+  const Work work(1'500'000);  // two pieces each on their way to the device
   const OnGpu on(gpu, work, rank_desc(), {.loader_threads = 3});
   for (const uint32_t mode : {MKRT_QUEUE_DYNAMIC, MKRT_QUEUE_STATIC}) {
     const std::vector<uint32_t> begin = random_state();
@@ -196,7 +196,7 @@ TEST_CASE("a launch that the driver gives up on ends the wait with the driver's 
 }
 
 TEST_CASE("weights come from a file as from memory, whether larger or smaller than a piece") {
-  for (const uint64_t weight_bytes : {4096, 524'288, 1'600'000}) {
+  for (const uint64_t weight_bytes : {4096, 1'048'576, 1'600'000}) {
     for (const uint32_t threads : {1, 4}) {
       CAPTURE(weight_bytes);
       CAPTURE(threads);
