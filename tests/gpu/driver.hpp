@@ -29,6 +29,8 @@ namespace mkrt::test {
   X(allocate, (uint64_t * out_address, size_t bytes), "cuMemAlloc_v2")                                                \
   X(release, (uint64_t address), "cuMemFree_v2")                                                                      \
   X(host_allocate, (void** out_memory, size_t bytes, unsigned flags), "cuMemHostAlloc")                               \
+  X(host_register, (void* memory, size_t bytes, unsigned flags), "cuMemHostRegister_v2")                              \
+  X(host_unregister, (void* memory), "cuMemHostUnregister")                                                           \
   X(host_release, (void* memory), "cuMemFreeHost")                                                                    \
   X(copy_to_device, (uint64_t to, const void* from, size_t bytes, void* stream), "cuMemcpyHtoDAsync_v2")              \
   X(copy_to_host, (void* to, uint64_t from, size_t bytes, void* stream), "cuMemcpyDtoHAsync_v2")                      \

@@ -1,12 +1,15 @@
-// upload PACKAGE: how fast weights reach the device, against what pinned memory reaches in the same run, and where the
-// time goes.
+// upload PACKAGE...: how fast weights reach the device, against what pinned memory reaches in the same run, and where
+// the time goes.
 //
-// What limits an upload, each measured alone: the copy engine, with large copies and with pieces; reading the weight
-// files into pinned memory, in three ways; the driver's fixed costs; the same loop as the library's, with its memory
-// and streams made before the clock starts and pieces of several sizes. Then the library's upload through the public
-// interface. For each number of loader threads the package is read anew, as in a host that starts; the files should be
-// in the page cache (the first, untimed round brings them there). The library's rate is that of the upload alone, fixed
-// costs included, as its log tells; "load_seconds" is the whole mkrt_executable_create.
+// The library's upload of each package, through the public interface. For each number of loader threads the package is
+// read anew, as in a host that starts; the files should be in the page cache (the first, untimed round brings them
+// there). The library's rate is that of the upload alone, fixed costs included, as its log tells; "load_seconds" is the
+// whole mkrt_executable_create.
+// What limits an upload, each measured alone: the copy engine, with large copies and with pieces; pinned memory, of the
+// driver and registered; other fixed costs. Then, on the first package's files, at most 2 GB of them: reading into
+// pinned memory, in three ways; the same loop as the library's, with its memory and streams made before the clock
+// starts and pieces of several sizes.
+// A package of 2.5 GB and one of 16 GB take about half a minute once they are in the page cache.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -26,7 +29,9 @@ namespace {
 using namespace mkrt::bench;
 using mkrt::test::Driver;
 
-constexpr int rounds = 3;
+// Of the library's upload with each number of threads: at most so many, and none begins after so many seconds.
+constexpr size_t rounds = 3;
+constexpr double round_seconds = 1;
 constexpr size_t megabyte = size_t{1} << 20;
 constexpr uint32_t thread_counts[] = {1, 2, 4, 8, 12, 16};
 
@@ -58,9 +63,10 @@ class Gpu {
   void check(int result, const char* what) const { driver.check(result, what); }
 
   // Bytes a second of copies of `bytes` each, one after the other: the copy engine's limit.
-  double copy_rate(size_t bytes, size_t total) const {
+  double copy_rate(size_t bytes, size_t total) const { return copy_rate(host, bytes, total); }
+  double copy_rate(const void* from, size_t bytes, size_t total) const {
     const Clock::time_point begin = Clock::now();
-    for (size_t at = 0; at < total; at += bytes) check(driver.copy_to_device(memory, host, bytes, stream_), "copy");
+    for (size_t at = 0; at < total; at += bytes) check(driver.copy_to_device(memory, from, bytes, stream_), "copy");
     check(driver.stream_synchronize(stream_), "cuStreamSynchronize");
     return static_cast<double>(total) / seconds_since(begin);
   }
@@ -75,18 +81,41 @@ class Gpu {
   void* stream_ = nullptr;
 };
 
+// Also two pieces of 8 MB for each of 16 threads.
 constexpr size_t large_copy = 256 * megabyte;
 double pinned_rate(const Gpu& gpu) { return gpu.copy_rate(large_copy, 8 * large_copy); }
 
-// The weight files of a package.
+// Huge pages, as the library reads weights into. Where the system has none, ordinary ones.
+class HugePages {
+ public:
+  explicit HugePages(size_t bytes) : room_(bytes + 2 * megabyte) {
+    memory_ = mmap(nullptr, room_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory_ == MAP_FAILED) throw std::runtime_error("there is no memory");
+    const auto address = reinterpret_cast<uintptr_t>(memory_);
+    data_ = static_cast<std::byte*>(memory_) + (2 * megabyte - address % (2 * megabyte));
+    madvise(data_, bytes, MADV_HUGEPAGE);
+  }
+  HugePages(const HugePages&) = delete;
+  HugePages& operator=(const HugePages&) = delete;
+  ~HugePages() { munmap(memory_, room_); }
+
+  std::byte* data() const { return data_; }
+
+ private:
+  size_t room_;
+  void* memory_ = nullptr;
+  std::byte* data_ = nullptr;
+};
+
+// The weight files of a package, as far as `limit` bytes reach.
 class Files {
  public:
-  explicit Files(const char* package) {
+  Files(const char* package, size_t limit) {
     for (const auto& entry : std::filesystem::directory_iterator(package)) {
-      if (entry.path().extension() != ".safetensors") continue;
+      if (entry.path().extension() != ".safetensors" || bytes_ == limit) continue;
       const int descriptor = open(entry.path().c_str(), O_RDONLY | O_CLOEXEC);
       if (descriptor < 0) throw std::runtime_error(entry.path().string() + " cannot be opened");
-      files_.push_back({descriptor, static_cast<size_t>(entry.file_size()), nullptr});
+      files_.push_back({descriptor, std::min(static_cast<size_t>(entry.file_size()), limit - bytes_), nullptr});
       bytes_ += files_.back().bytes;
     }
     if (files_.empty()) throw std::runtime_error("the package has no weight files");
@@ -222,24 +251,69 @@ double best_of(int count, Measure measure) {
   return best;
 }
 
-// What an upload pays for whatever its size, in milliseconds.
-ordered_json fixed_costs(const Gpu& gpu, uint64_t weight_bytes) {
-  const auto milliseconds = [](auto&& call) {
-    const Clock::time_point begin = Clock::now();
-    call();
-    return seconds_since(begin) * 1e3;
-  };
-  ordered_json pinned = ordered_json::array();
-  for (const size_t bytes : {megabyte, 4 * megabyte, 8 * megabyte, 16 * megabyte, 32 * megabyte, 128 * megabyte}) {
+template <class Call>
+double milliseconds(Call&& call) {
+  const Clock::time_point begin = Clock::now();
+  call();
+  return seconds_since(begin) * 1e3;
+}
+
+constexpr size_t pinned_sizes[] = {megabyte, 4 * megabyte, 8 * megabyte, 32 * megabyte, 128 * megabyte};
+
+// Pinned memory that the driver allocates.
+ordered_json pinned_memory(const Gpu& gpu) {
+  ordered_json out = ordered_json::array();
+  for (const size_t bytes : pinned_sizes) {
     void* memory = nullptr;
     const double allocate =
         milliseconds([&] { gpu.check(gpu.driver.host_allocate(&memory, bytes, 0), "cuMemHostAlloc"); });
     const double clear = milliseconds([&] { std::memset(memory, 0, bytes); });
+    const double rate = gpu.copy_rate(memory, bytes, 1024 * megabyte);
     const double release = milliseconds([&] { gpu.driver.host_release(memory); });
-    pinned.push_back({{"bytes", bytes}, {"allocate_ms", allocate}, {"clear_ms", clear}, {"release_ms", release}});
-    std::fprintf(stderr, "pinned memory, %3zu MB: allocate %.2f ms, clear %.2f ms, release %.2f ms\n", bytes / megabyte,
-                 allocate, clear, release);
+    out.push_back({{"bytes", bytes},
+                   {"allocate_ms", allocate},
+                   {"clear_ms", clear},
+                   {"release_ms", release},
+                   {"copy_bytes_per_second", rate}});
+    std::fprintf(stderr, "pinned memory, %3zu MB: allocate %.2f ms, clear %.2f ms, release %.2f ms; copies %.1f GB/s\n",
+                 bytes / megabyte, allocate, clear, release, rate / 1e9);
   }
+  return out;
+}
+
+// Huge pages that are registered with it, after they were written to for the first time.
+ordered_json registered_memory(const Gpu& gpu) {
+  ordered_json out = ordered_json::array();
+  for (const size_t bytes : pinned_sizes) {
+    std::unique_ptr<HugePages> pages;
+    const double map = milliseconds([&] { pages = std::make_unique<HugePages>(bytes); });
+    const double touch = milliseconds([&] {
+      for (size_t at = 0; at < bytes; at += 4096) pages->data()[at] = std::byte{1};
+    });
+    const double lock =
+        milliseconds([&] { gpu.check(gpu.driver.host_register(pages->data(), bytes, 0), "cuMemHostRegister"); });
+    const double rate = gpu.copy_rate(pages->data(), bytes, 1024 * megabyte);
+    const double unlock = milliseconds([&] { gpu.driver.host_unregister(pages->data()); });
+    const double unmap = milliseconds([&] { pages.reset(); });
+    out.push_back({{"bytes", bytes},
+                   {"map_ms", map},
+                   {"touch_ms", touch},
+                   {"register_ms", lock},
+                   {"unregister_ms", unlock},
+                   {"unmap_ms", unmap},
+                   {"copy_bytes_per_second", rate}});
+    std::fprintf(stderr,
+                 "registered huge pages, %3zu MB: map %.2f ms, touch %.2f ms, register %.2f ms, unregister %.2f ms, "
+                 "unmap %.2f ms; copies %.1f GB/s\n",
+                 bytes / megabyte, map, touch, lock, unlock, unmap, rate / 1e9);
+  }
+  return out;
+}
+
+// What an upload pays for whatever its size, in milliseconds.
+ordered_json fixed_costs(const Gpu& gpu, uint64_t weight_bytes) {
+  const ordered_json pinned = pinned_memory(gpu);
+  const ordered_json registered = registered_memory(gpu);
   std::vector<void*> streams(32);
   const double create = milliseconds([&] {
     for (void*& stream : streams) {
@@ -258,6 +332,7 @@ ordered_json fixed_costs(const Gpu& gpu, uint64_t weight_bytes) {
                "16 threads: %.2f ms\n",
                create, destroy, allocate, release, threads);
   return {{"pinned_memory", pinned},
+          {"registered_memory", registered},
           {"streams_32_create_ms", create},
           {"streams_32_destroy_ms", destroy},
           {"device_memory_allocate_ms", allocate},
@@ -268,7 +343,7 @@ ordered_json fixed_costs(const Gpu& gpu, uint64_t weight_bytes) {
 ordered_json pieces_of_copies(const Gpu& gpu) {
   ordered_json out = ordered_json::array();
   std::fprintf(stderr, "copies alone, GB/s:");
-  for (const size_t bytes : {megabyte / 4, megabyte / 2, megabyte, 4 * megabyte, 16 * megabyte}) {
+  for (const size_t bytes : {megabyte / 2, megabyte, 2 * megabyte, 4 * megabyte, 16 * megabyte}) {
     const double rate = best_of(2, [&] { return gpu.copy_rate(bytes, 1024 * megabyte); });
     out.push_back({{"piece_bytes", bytes}, {"bytes_per_second", rate}});
     std::fprintf(stderr, "  %zu KB %.1f", bytes / 1024, rate / 1e9);
@@ -278,7 +353,7 @@ ordered_json pieces_of_copies(const Gpu& gpu) {
 }
 
 ordered_json reading(const Gpu& gpu, Files& files) {
-  constexpr size_t piece = megabyte / 2;
+  constexpr size_t piece = 4 * megabyte;
   ordered_json out = ordered_json::array();
   std::fprintf(stderr, "reading alone, GB/s:  threads      read  new mapping  mapped before\n");
   files.map(true);
@@ -310,7 +385,7 @@ ordered_json pipelines(const Gpu& gpu, const Files& files) {
   std::fprintf(stderr, "reading and copying, nothing allocated, GB/s:\n");
   for (const uint32_t threads : {4u, 8u, 12u, 16u}) {
     std::fprintf(stderr, "%29u", threads);
-    for (const size_t bytes : {megabyte / 4, megabyte / 2, megabyte, 2 * megabyte, 4 * megabyte}) {
+    for (const size_t bytes : {megabyte / 2, megabyte, 2 * megabyte, 4 * megabyte, 8 * megabyte}) {
       const double rate = best_of(3, [&] { return pipeline_rate(gpu, files, threads, bytes); });
       out.push_back({{"threads", threads}, {"piece_bytes", bytes}, {"bytes_per_second", rate}});
       std::fprintf(stderr, "  %zu KB %.1f", bytes / 1024, rate / 1e9);
@@ -331,77 +406,114 @@ struct UploadLog {
   }
 };
 
-ordered_json measure(const char* package) {
-  UploadLog log;
-  mkrt_runtime_desc desc{};
-  desc.log_level = MKRT_LOG_INFO;
-  desc.user_data = &log;
-  desc.log = UploadLog::write;
-  const mkrt::Runtime runtime(desc);
-  const mkrt::Mesh mesh(runtime, cuda());
-  Files files(package);
-  const Gpu gpu(large_copy, large_copy + 4 * megabyte);
-  pinned_rate(gpu);
-  double limit = pinned_rate(gpu);
-  std::fprintf(stderr, "pinned copy: %.1f GB/s\n", limit / 1e9);
+// One package's uploads through the library.
+class Loads {
+ public:
+  explicit Loads(const char* package) : package_(package), runtime_(desc(&log_)), mesh_(runtime_, cuda()) {}
 
-  ordered_json threads = ordered_json::array();
-  uint64_t weight_bytes = 0;
-  double best = 0;
-  // One round: the time of the upload and of the whole load, and what comes after it.
-  const auto load = [&](uint32_t count, double* out_load, double* out_session) {
-    const mkrt::Program program(runtime, package);
-    weight_bytes = program.info().weight_bytes;
-    log.seconds = NAN;
+  struct Times {
+    std::vector<double> rates, loads, others, sessions;
+  };
+  // Loads with so many threads: the rate of the upload, the time of the whole load, of what is not the upload, and of
+  // the session that comes after it.
+  Times run(uint32_t threads, size_t count) {
+    Times times;
     const Clock::time_point begin = Clock::now();
-    const mkrt::Executable executable(program, mesh, 0, count);
-    *out_load = seconds_since(begin);
+    while (times.rates.size() < count && (times.rates.empty() || seconds_since(begin) < round_seconds)) {
+      load(threads, &times);
+    }
+    return times;
+  }
+  uint64_t weight_bytes() const { return weight_bytes_; }
+  mkrt::DeviceInfo device() const { return mesh_.device_info(); }
+
+ private:
+  static mkrt_runtime_desc desc(UploadLog* log) {
+    mkrt_runtime_desc desc{};
+    desc.log_level = MKRT_LOG_INFO;
+    desc.user_data = log;
+    desc.log = UploadLog::write;
+    return desc;
+  }
+  void load(uint32_t threads, Times* times) {
+    const mkrt::Program program(runtime_, package_);
+    weight_bytes_ = program.info().weight_bytes;
+    log_.seconds = NAN;
+    const Clock::time_point begin = Clock::now();
+    const mkrt::Executable executable(program, mesh_, 0, threads);
+    const double load_seconds = seconds_since(begin);
     const Clock::time_point loaded = Clock::now();
     const mkrt::Session session(executable);
-    *out_session = seconds_since(loaded);
-    if (std::isnan(log.seconds)) throw std::runtime_error("the library's log does not tell of the upload");
-    return log.seconds;
-  };
-  double load_seconds = 0, session_seconds = 0;
-  load(8, &load_seconds, &session_seconds);
-  std::fprintf(stderr, "the library's upload:\n");
+    times->sessions.push_back(seconds_since(loaded));
+    if (std::isnan(log_.seconds)) throw std::runtime_error("the library's log does not tell of the upload");
+    times->rates.push_back(static_cast<double>(weight_bytes_) / log_.seconds);
+    times->loads.push_back(load_seconds);
+    times->others.push_back(load_seconds - log_.seconds);
+  }
+
+  const char* package_;
+  UploadLog log_;
+  mkrt::Runtime runtime_;
+  mkrt::Mesh mesh_;
+  uint64_t weight_bytes_ = 0;
+};
+
+// `limit`, of pinned copies, may grow: what the engine reaches differs a little from time to time.
+ordered_json uploads(const Gpu& gpu, Loads& loads, const char* package, double& limit) {
+  loads.run(8, 1);
+  std::fprintf(stderr, "the library's upload of %s, %.2f GB:\n", package,
+               static_cast<double>(loads.weight_bytes()) / 1e9);
+  ordered_json threads = ordered_json::array();
+  double best = 0;
   for (const uint32_t count : thread_counts) {
-    std::vector<double> rates, loads, others, sessions;
-    for (int round = 0; round < rounds; ++round) {
-      const double seconds = load(count, &load_seconds, &session_seconds);
-      rates.push_back(static_cast<double>(weight_bytes) / seconds);
-      loads.push_back(load_seconds);
-      others.push_back(load_seconds - seconds);
-      sessions.push_back(session_seconds);
-    }
+    const Loads::Times times = loads.run(count, rounds);
     limit = std::max(limit, pinned_rate(gpu));
-    best = std::max(best, percentile(rates, 0.5));
+    best = std::max(best, percentile(times.rates, 0.5));
     threads.push_back({{"loader_threads", count},
-                       {"bytes_per_second", summary(rates)},
-                       {"load_seconds", summary(loads)},
-                       {"load_without_upload_seconds", summary(others)},
-                       {"session_create_seconds", summary(sessions)}});
+                       {"bytes_per_second", summary(times.rates)},
+                       {"load_seconds", summary(times.loads)},
+                       {"load_without_upload_seconds", summary(times.others)},
+                       {"session_create_seconds", summary(times.sessions)}});
     std::fprintf(stderr,
                  "%29u  %8.1f GB/s; image and device memory take %.1f ms more, a session with its tables %.1f ms\n",
-                 count, percentile(rates, 0.5) / 1e9, percentile(others, 0.5) * 1e3, percentile(sessions, 0.5) * 1e3);
+                 count, percentile(times.rates, 0.5) / 1e9, percentile(times.others, 0.5) * 1e3,
+                 percentile(times.sessions, 0.5) * 1e3);
   }
-  const ordered_json fixed = fixed_costs(gpu, weight_bytes);
-  const ordered_json copies = pieces_of_copies(gpu);
-  const ordered_json reads = reading(gpu, files);
-  const ordered_json pipeline = pipelines(gpu, files);
   for (ordered_json& one : threads) {
     one["share_of_pinned_copy"] = one["bytes_per_second"]["p50"].get<double>() / limit;
   }
   std::fprintf(stderr, "pinned copy %.1f GB/s; best upload %.0f %% of it\n", limit / 1e9, best / limit * 100);
-  return {{"benchmark", "upload"},
-          {"device", describe(mesh.device_info())},
-          {"host_threads", std::thread::hardware_concurrency()},
-          {"package", package},
-          {"weight_bytes", weight_bytes},
-          {"pinned_copy_bytes_per_second", limit},
+  return {{"package", package},
+          {"weight_bytes", loads.weight_bytes()},
           {"threads", threads},
-          {"best_share_of_pinned_copy", best / limit},
+          {"best_share_of_pinned_copy", best / limit}};
+}
+
+ordered_json measure(const std::vector<const char*>& packages) {
+  const Gpu gpu(large_copy, large_copy);
+  pinned_rate(gpu);
+  double limit = pinned_rate(gpu);
+  std::fprintf(stderr, "pinned copy: %.1f GB/s\n", limit / 1e9);
+  ordered_json results = ordered_json::array();
+  ordered_json device;
+  uint64_t weight_bytes = 0;
+  for (const char* package : packages) {
+    Loads loads(package);
+    results.push_back(uploads(gpu, loads, package, limit));
+    device = describe(loads.device());
+    weight_bytes = std::max(weight_bytes, loads.weight_bytes());
+  }
+  const ordered_json fixed = fixed_costs(gpu, weight_bytes);
+  const ordered_json copies = pieces_of_copies(gpu);
+  Files files(packages.front(), 2048 * megabyte);
+  const ordered_json reads = reading(gpu, files);
+  const ordered_json pipeline = pipelines(gpu, files);
+  return {{"benchmark", "upload"},
+          {"device", device},
+          {"host_threads", std::thread::hardware_concurrency()},
+          {"pinned_copy_bytes_per_second", limit},
           {"target_share", 0.85},
+          {"packages", results},
           {"fixed_costs", fixed},
           {"copies_alone", copies},
           {"reading_alone", reads},
@@ -411,9 +523,10 @@ ordered_json measure(const char* package) {
 }  // namespace
 
 int main(int argument_count, char** arguments) {
-  if (argument_count != 2) {
-    std::fprintf(stderr, "usage: upload PACKAGE\n");
+  if (argument_count < 2) {
+    std::fprintf(stderr, "usage: upload PACKAGE...\n");
     return 2;
   }
-  return report("upload", [&] { return measure(arguments[1]); });
+  const std::vector<const char*> packages(arguments + 1, arguments + argument_count);
+  return report("upload", [&] { return measure(packages); });
 }
