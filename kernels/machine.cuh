@@ -507,9 +507,9 @@ __device__ inline void decode(uint32_t place) {
 static_assert(MKRT_RECORD_OPERANDS <= 16 && MKRT_RECORD_WAITS <= 8 && MKRT_RECORD_SIGNALS <= 8);
 
 // Takes tile numbers and brings their records into slots ahead of the other roles. In static mode numbers follow from
-// the block's own. In dynamic mode a block takes the next one when it is nearly done with streaming the one before, or
-// has begun to compute it where there is nothing to stream: a block that took more ahead would keep tiles from blocks
-// that are free sooner, and the slowest block is what the next record waits for (PERFORMANCE.md).
+// the block's own. In dynamic mode a block takes the next one when it is nearly done with streaming the one before: a
+// block that took more ahead would keep tiles from blocks that are free sooner, and the slowest block is what the next
+// record waits for (PERFORMANCE.md).
 //
 // `prepare(slot number)` lets the instruction set fill a decoded slot's `prepared`: what every role would otherwise
 // work out between two tiles, one instruction after the other.

@@ -15,7 +15,12 @@ __device__ void weight_role() {
   for (; walk.next(); walk.release()) {
     const TileSlot& tile = machine::slot(walk.place());
     machine::trace(walk.sequence, MKRT_TRACE_WEIGHTS_BEGIN);
-    if (is_linear(tile.record.opcode) && !stream_weights(walk.place(), ring, arriving, on_the_way, policy)) break;
+    if (!is_linear(tile.record.opcode)) {
+      // Nothing to stream: the next tile's weights may come while this one waits for its inputs.
+      machine::tile_begun(walk.place());
+    } else if (!stream_weights(walk.place(), ring, arriving, on_the_way, policy)) {
+      break;
+    }
     machine::trace(walk.sequence, MKRT_TRACE_WEIGHTS_END);
   }
   // Nothing may arrive in the shared memory of a block that has left.
@@ -95,10 +100,7 @@ __device__ void activation_role() {
 __device__ bool consume_small(uint32_t place, ConsumerState& state) {
   const TileSlot& tile = machine::slot(place);
   if (!take_inputs(state) || !begin_partial(state)) return false;
-  if (state.warp == 0) {
-    machine::tile_begun(place);
-    machine::trace(state.sequence, MKRT_TRACE_INPUTS);
-  }
+  if (state.warp == 0) machine::trace(state.sequence, MKRT_TRACE_INPUTS);
   uint32_t outcome = done;
   switch (tile.record.opcode) {
     case isa::opcode_embed: outcome = embed(place); break;

@@ -15,6 +15,10 @@ namespace mkrt::cuda {
 
 namespace {
 
+// Pages of 16 KB that keep memory busy. More delay signals and inputs, and in dynamic mode also the next tile's number
+// (kernels/PERFORMANCE.md).
+uint32_t outstanding_pages(uint32_t queue_mode) { return queue_mode == MKRT_QUEUE_STATIC ? 4 : 3; }
+
 constexpr uint64_t most_in_flight = 64;  // promised by mkrt_execute
 
 uint64_t align(uint64_t offset) {
@@ -152,8 +156,6 @@ mkrt_launch Session::plan_launch(uint32_t rank, uint32_t entry) const {
   launch.rank_count = program.rank_count;
   launch.page_count = part.image.shared_memory().page_count;
   launch.activation_bytes = part.image.shared_memory().activation_bytes;
-  // Three pages of 16 KB on their way keep memory busy; more delay signals and inputs (kernels/PERFORMANCE.md).
-  launch.outstanding_pages = std::min<uint32_t>(3, launch.page_count);
   return launch;
 }
 
@@ -315,6 +317,7 @@ Result Session::enqueue_launch(const Part& part, const device::ExecuteRequest& r
   mkrt_launch launch = launch_of(part.device.ranks.front(), request.entry);
   launch.step_count = request.step_count;
   launch.queue_mode = request.queue_mode;
+  launch.outstanding_pages = std::min(outstanding_pages(request.queue_mode), launch.page_count);
   launch.wait_limit_ns = request.wait_limit_ns;
   launch.timeline_value = value;
   launch.trace_tiles = trace_tiles_;
