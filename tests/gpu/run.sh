@@ -261,13 +261,13 @@ fi
 
 if wanted reference; then
   log=/dev/null
-  one_sm=1:8
-  [[ -z ${FULL:-} ]] || one_sm=1
+  one_sm=1:8 large_limit=200
+  [[ -z ${FULL:-} ]] || one_sm=1 large_limit=420
   small_shapes=()
   for shape in "${shapes[@]}"; do
     [[ " ${large_shapes[*]} " == *" $shape "* ]] || small_shapes+=("$shape")
   done
-  attempt "reference, large models" 200 reference "$WORK/large.json" "0 64 $one_sm" "${large_shapes[@]}"
+  attempt "reference, large models" "$large_limit" reference "$WORK/large.json" "0 64 $one_sm" "${large_shapes[@]}"
   attempt "reference, small models" 100 reference "$WORK/small.json" "0 64 1" "${small_shapes[@]}"
   cat "$WORK/large.json" "$WORK/small.json" >"$prefix-reference.json" 2>/dev/null
   rm -f "$WORK/large.json" "$WORK/small.json"
