@@ -248,7 +248,7 @@ TEST_CASE("a rank that waits in vain stops all, and the sentence names it and wh
     const OnGpu on(gpu, work, ranks);
     device::Session& session = *on.session;
     enqueue(session, request(entry_count));
-    const uint64_t apart = enqueue(session, request(entry_apart, 2, MKRT_QUEUE_DYNAMIC, 0, 20 * millisecond));
+    const uint64_t apart = enqueue(session, request(entry_apart, 2, MKRT_QUEUE_DYNAMIC, 0, 250 * millisecond));
     uint64_t last = apart;
     session.execute(request(entry_count), &last, nullptr);  // refused, or dropped
     mkrt_error error = MKRT_ERROR_INIT;
