@@ -623,7 +623,7 @@ class DriverDouble::State {
     return result_success;
   }
   Stream make_stream(Context context, bool of_application) {
-    auto stream = std::make_unique<StreamObject>();
+    auto stream = std::make_shared<StreamObject>();
     stream->context = context;
     stream->of_application = of_application;
     stream->thread = std::thread([object = stream.get()] { work_off(*object); });
@@ -668,14 +668,14 @@ class DriverDouble::State {
     });
   }
   void wait_for_device(int device) {
-    std::vector<Stream> streams;
+    std::vector<std::shared_ptr<StreamObject>> streams;
     {
       const std::lock_guard lock(mutex_);
       for (const auto& stream : streams_) {
-        if (stream->context->device == device) streams.push_back(stream.get());
+        if (stream->context->device == device) streams.push_back(stream);
       }
     }
-    for (Stream stream : streams) drain(*stream);
+    for (const auto& stream : streams) drain(*stream);
   }
   // A stream that exists, in its own context; nullptr and a violation otherwise.
   Stream require_stream(Stream stream, const char* call) {
@@ -976,7 +976,7 @@ class DriverDouble::State {
   std::map<std::pair<int, int>, Path> paths_;
   std::multiset<uint64_t> in_use_;  // by what streams still have to do; of a launch, its first rank's control words
   std::condition_variable use_ended_;
-  std::vector<std::unique_ptr<StreamObject>> streams_;
+  std::vector<std::shared_ptr<StreamObject>> streams_;  // shared with who waits for one that another thread destroys
   std::vector<std::unique_ptr<ModuleObject>> modules_;
   std::vector<const mkrt_host_isa*> isas_;
   std::vector<test::Launch> launches_;
