@@ -164,10 +164,10 @@ TEST_CASE("shared memory goes to whole rows as long as the ring keeps its pages,
   CHECK(plan.total_bytes <= available(8, whole));
   // Never more pages than the image wants.
   CHECK(plan_shared_memory(program, info, available(40, whole)).page_count == info.maximum_pages);
-  // Too little for whole rows and six pages: the buffers shrink.
-  plan = plan_shared_memory(program, info, available(6, 8192));
+  // Too little for whole rows and eight pages: the buffers shrink.
+  plan = plan_shared_memory(program, info, available(8, 8192));
   CHECK(plan.activation_bytes == 8192);
-  CHECK(plan.page_count == 6);
+  CHECK(plan.page_count == 8);
   // Too little even for that: the least buffers, and the pages that are left.
   plan = plan_shared_memory(program, info, available(3, piece));
   CHECK(plan.activation_bytes == piece);
