@@ -83,7 +83,7 @@ def main():
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 3, 16])
     parser.add_argument("--positions", type=int, default=64)
     parser.add_argument("--sm-limits", nargs="+", default=["0", "64", "1"], help="LIMIT or LIMIT:POSITIONS; 0: all")
-    parser.add_argument("--timeout", type=float, default=120, help="seconds for one package")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for one package")
     arguments = parser.parse_args()
 
     torch.backends.cuda.matmul.allow_tf32 = False
