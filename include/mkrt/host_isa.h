@@ -52,7 +52,7 @@ typedef struct mkrt_host_isa_extension {
   const mkrt_host_isa* const* isas;
 } mkrt_host_isa_extension;
 
-/* First byte of operand `number` of a tile on its own rank, NULL where the operand is absent. */
+/* First byte of operand `number` of a tile on its own rank, NULL where the operand is absent. Since 0.1. */
 static inline void* mkrt_host_operand(const mkrt_host_tile* tile, uint32_t number) {
   const mkrt_operand* operand = &tile->record->operand[number];
   uint64_t address = operand->address;
@@ -61,7 +61,7 @@ static inline void* mkrt_host_operand(const mkrt_host_tile* tile, uint32_t numbe
   return (void*)(uintptr_t)address;
 }
 
-/* Bytes of a row of operand `number` of a tile, cut at the operand's limit. */
+/* Bytes of a row of operand `number` of a tile, cut at the operand's limit. Since 0.1. */
 static inline uint64_t mkrt_host_operand_size(const mkrt_host_tile* tile, uint32_t number) {
   const mkrt_operand* operand = &tile->record->operand[number];
   uint64_t start = 0;
@@ -70,7 +70,8 @@ static inline uint64_t mkrt_host_operand_size(const mkrt_host_tile* tile, uint32
   return operand->limit - start < operand->size ? operand->limit - start : operand->size;
 }
 
-/* Ranks that operand `number` of a tile means: sets [*out_first, *out_first + *out_count) modulo the rank count. */
+/* Ranks that operand `number` of a tile means: [*out_first, *out_first + *out_count) modulo the rank count.
+ * Since 0.1. */
 static inline void mkrt_host_operand_ranks(const mkrt_host_tile* tile, uint32_t number, uint32_t* out_first,
                                            uint32_t* out_count) {
   const mkrt_rank_selector selector = tile->record->operand[number].rank;

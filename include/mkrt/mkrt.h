@@ -122,7 +122,7 @@ MKRT_API uint32_t mkrt_version(void);
  * Fields that do not apply are -1 (signed) or 0 (unsigned). Since 0.1. */
 typedef struct mkrt_error {
   uint32_t struct_size;
-  mkrt_status status;
+  mkrt_status status;    /* what the call returned */
   int32_t driver_code;   /* status of the CUDA driver or errno of the system */
   int32_t rank;          /* rank that reported */
   int32_t worker;        /* SM or host worker that reported */
@@ -328,13 +328,13 @@ MKRT_API void mkrt_program_destroy(mkrt_program* program);
 /* A program as a whole; sizes in bytes. Since 0.1. */
 typedef struct mkrt_program_info {
   uint32_t struct_size;
-  uint32_t rank_count; /* ranks that the program is written for */
-  uint32_t entry_count;
-  uint32_t tensor_count;
-  uint64_t weight_bytes;  /* a rank, all weight tensors */
-  uint64_t session_bytes; /* a rank, for each session: state, inputs, outputs, scratch, counters */
-  uint64_t isa_fingerprint;
-  const char* isa_name;
+  uint32_t rank_count;      /* ranks that the program is written for */
+  uint32_t entry_count;     /* at least 1 */
+  uint32_t tensor_count;    /* of all kinds */
+  uint64_t weight_bytes;    /* a rank, all weight tensors */
+  uint64_t session_bytes;   /* a rank, for each session: state, inputs, outputs, scratch, counters */
+  uint64_t isa_fingerprint; /* of the ISA definition that the package carries: what must match to run it */
+  const char* isa_name;     /* such as "mkrt.llm" */
 } mkrt_program_info;
 /* Describes the program. Any thread. Errors: HANDLE, ARGUMENT, STRUCT_SIZE. Since 0.1. */
 MKRT_API mkrt_status mkrt_program_get_info(mkrt_program* program, mkrt_program_info* out_info, mkrt_error* out_error);
@@ -342,11 +342,11 @@ MKRT_API mkrt_status mkrt_program_get_info(mkrt_program* program, mkrt_program_i
 /* One entry: a list of records that an execute runs. Since 0.1. */
 typedef struct mkrt_entry_info {
   uint32_t struct_size;
-  uint32_t record_count;
-  uint32_t counter_count;
-  uint32_t reserved;   /* zero */
-  uint64_t tile_count; /* tiles of one step on one rank */
-  const char* name;
+  uint32_t record_count;  /* at least 1 */
+  uint32_t counter_count; /* words on each rank, those of all its counter arrays together */
+  uint32_t reserved;      /* zero */
+  uint64_t tile_count;    /* tiles of one step on one rank */
+  const char* name;       /* as mkrt_program_find_entry takes it */
 } mkrt_entry_info;
 /* Describes entry `index`, from 0 to entry_count - 1. Any thread. Errors: HANDLE, ARGUMENT (index), STRUCT_SIZE.
  * Since 0.1. */
@@ -359,14 +359,14 @@ MKRT_API mkrt_status mkrt_program_find_entry(mkrt_program* program, const char* 
 /* One record: an instruction over a grid of tiles. Since 0.1. */
 typedef struct mkrt_record_info {
   uint32_t struct_size;
-  uint32_t wait_count;
-  uint32_t signal_count;
-  uint32_t grid[4];    /* tiles in each dimension, the last fastest; 1 for dimensions that it does not have */
-  uint32_t reserved;   /* zero */
-  uint64_t tile_count; /* product of the grid */
-  uint64_t bytes_read; /* bytes of weight tensors that one rank's tiles declare to read, each tile counted */
-  const char* opcode;  /* name in the ISA */
-  const char* label;   /* the record's label, or "" */
+  uint32_t wait_count;   /* that each tile keeps before it reads */
+  uint32_t signal_count; /* that each tile sends when it is done */
+  uint32_t grid[4];      /* tiles in each dimension, the last fastest; 1 for dimensions that it does not have */
+  uint32_t reserved;     /* zero */
+  uint64_t tile_count;   /* product of the grid */
+  uint64_t bytes_read;   /* bytes of weight tensors that one rank's tiles declare to read, each tile counted */
+  const char* opcode;    /* name in the ISA */
+  const char* label;     /* the record's label, or "" */
 } mkrt_record_info;
 /* Describes record `record` of entry `entry`. Any thread. Errors: HANDLE, ARGUMENT (indices), STRUCT_SIZE.
  * Since 0.1. */
@@ -396,12 +396,12 @@ enum {
 /* One tensor; every rank has an instance of it with the same shape. Since 0.1. */
 typedef struct mkrt_tensor_info {
   uint32_t struct_size;
-  uint32_t dtype; /* MKRT_DTYPE_... */
-  uint32_t kind;  /* MKRT_TENSOR_... */
-  uint32_t dimension_count;
+  uint32_t dtype;                      /* MKRT_DTYPE_... */
+  uint32_t kind;                       /* MKRT_TENSOR_... */
+  uint32_t dimension_count;            /* of `shape`, at most MKRT_MAX_DIMENSIONS */
   uint64_t shape[MKRT_MAX_DIMENSIONS]; /* elements, outermost first, row-major, without gaps */
   uint64_t size_bytes;                 /* on each rank */
-  const char* name;
+  const char* name;                    /* as mkrt_program_find_tensor takes it */
 } mkrt_tensor_info;
 /* Describes tensor `index`, from 0 to tensor_count - 1. Any thread. Errors: HANDLE, ARGUMENT (index), STRUCT_SIZE.
  * Since 0.1. */

@@ -12,12 +12,13 @@
 #include "mkrt/device/table.h"
 #include "mkrt/mkrt.h" /* mkrt_trace_tile */
 
-/* Grows whenever a struct of this header or of table.h changes. */
+/* Grows whenever a struct of this header or of table.h changes. Since 0.1. */
 #define MKRT_LAUNCH_VERSION 5u
 
-/* Opcodes that an image may have. */
+/* Opcodes that an image may have. Since 0.1. */
 enum { MKRT_IMAGE_OPCODES = 64 };
 
+/* What an image was built for. Since 0.1. */
 typedef struct mkrt_image_info {
   uint32_t launch_version; /* MKRT_LAUNCH_VERSION */
   uint32_t launch_size;    /* sizeof(mkrt_launch) */
@@ -33,13 +34,13 @@ typedef struct mkrt_image_info {
   uint32_t row_padding;
   uint32_t minimum_row_bytes; /* rows of opcodes that are not in `whole` may be brought in pieces of this size */
   uint32_t staged_operands[MKRT_IMAGE_OPCODES];
-  uint8_t whole[MKRT_IMAGE_OPCODES]; /* 1: the opcode's staged operands must fit as they are */
+  uint8_t whole[MKRT_IMAGE_OPCODES];     /* 1: the opcode's staged operands must fit as they are */
   uint8_t more_rows[MKRT_IMAGE_OPCODES]; /* and so many more rows of the size of the last of them */
 } mkrt_image_info;
 MKRT_STATIC_ASSERT(offsetof(mkrt_image_info, staged_operands) == 48);
 MKRT_STATIC_ASSERT(sizeof(mkrt_image_info) == 432);
 
-/* Which tile gave up, and why. The launch's last block copies it to host memory. */
+/* Which tile gave up, and why. The launch's last block copies it to host memory. Since 0.1. */
 typedef struct mkrt_report {
   uint32_t status; /* 0, MKRT_ERROR_DEADLINE, MKRT_ERROR_FAULT or MKRT_ERROR_CANCELLED; written last */
   uint32_t rank;
@@ -55,9 +56,10 @@ typedef struct mkrt_report {
   uint64_t timeline_value; /* of the launch that it belongs to; others may follow before the host looks */
 } mkrt_report;
 MKRT_STATIC_ASSERT(sizeof(mkrt_report) == 64);
+/* Values of mkrt_report.record that are no records. Since 0.1. */
 enum { MKRT_REPORT_BEGIN = 0x7ffffffe, MKRT_REPORT_END = 0x7fffffff };
 
-/* State of a session on a rank that outlives a launch. Device memory; zero after a reset. */
+/* State of a session on a rank that outlives a launch. Device memory; zero after a reset. Since 0.1. */
 typedef struct mkrt_control {
   uint64_t queue;       /* next tile number of the running launch; zero between launches */
   uint32_t blocks_done; /* blocks that left the running launch; zero between launches */
@@ -80,7 +82,7 @@ MKRT_STATIC_ASSERT(sizeof(mkrt_control) == 256);
 MKRT_STATIC_ASSERT(sizeof(mkrt_trace_tile) == 128);
 
 /* One launch runs all ranks that share a device, its blocks divided between them, so that they are resident together
- * and may wait for each other. */
+ * and may wait for each other. Since 0.1. */
 typedef struct mkrt_launch {
   /* What belongs to a rank: that of the first block here, others in local_ranks. */
   uint64_t records;     /* mkrt_record[record_count], 16-byte aligned */
@@ -115,7 +117,7 @@ typedef struct mkrt_launch {
 MKRT_STATIC_ASSERT(offsetof(mkrt_launch, timeline_value) == 80);
 MKRT_STATIC_ASSERT(sizeof(mkrt_launch) == 144);
 
-/* first_tiles of a step is kept in shared memory; a schedule of an 80-layer model has about 500 records. */
+/* first_tiles of a step is kept in shared memory; a schedule of an 80-layer model has about 500 records. Since 0.1. */
 enum { MKRT_LAUNCH_RECORDS = 1024 };
 
 #endif /* MKRT_DEVICE_LAUNCH_H_ */

@@ -19,7 +19,7 @@
 
 /* Limits of the schedule format, version 1. They make a record a fixed size, so that a worker fetches any record with
  * one copy, and small, since every block keeps several in shared memory. mkrt.llm needs 11 operands (attention), 6
- * parameters, 1 wait and 1 signal; the rest is room for others. */
+ * parameters, 1 wait and 1 signal; the rest is room for others. Since 0.1. */
 enum {
   MKRT_TILE_DIMENSIONS = 4,
   MKRT_RECORD_OPERANDS = 12,
@@ -32,13 +32,14 @@ enum {
 };
 
 /* Which rank's instance of a tensor or counter an operand or signal means. The rank is
- * (own rank + offset + index[dimension]) modulo the rank count where `mode` is RELATIVE. */
+ * (own rank + offset + index[dimension]) modulo the rank count where `mode` is RELATIVE. Since 0.1. */
 enum {
   MKRT_RANK_SELF = 0,    /* the own rank */
   MKRT_RANK_ALL = 1,     /* every rank: a write or signal that is repeated at each */
   MKRT_RANK_FIXED = 2,   /* rank `offset` */
   MKRT_RANK_RELATIVE = 3 /* as above; `dimension` 0xff leaves the index out */
 };
+/* Which ranks; zero: the own one. Since 0.1. */
 typedef struct mkrt_rank_selector {
   uint8_t mode;
   uint8_t dimension;
@@ -46,7 +47,8 @@ typedef struct mkrt_rank_selector {
 } mkrt_rank_selector;
 
 /* A slice of a tensor: `rows` rows of `size` bytes, `row_stride` bytes apart. The tile with indices i starts at
- * address + sum of i[d] * stride[d]. Where that sum plus `size` exceeds `limit`, each row ends at `limit` instead. */
+ * address + sum of i[d] * stride[d]. Where that sum plus `size` exceeds `limit`, each row ends at `limit` instead.
+ * Since 0.1. */
 typedef struct mkrt_operand {
   uint64_t address; /* of the first tile's slice on the own rank, the own rank's share included; 0: absent */
   uint64_t stride[MKRT_TILE_DIMENSIONS]; /* bytes */
@@ -58,7 +60,8 @@ typedef struct mkrt_operand {
 } mkrt_operand;
 
 /* A tile waits until the counters first + sum of (i[d] / divide[d]) * stride[d], and the count - 1 that follow, have
- * each reached (epoch + step_offset) * step_total + value, where epoch counts the steps of the session's entry. */
+ * each reached (epoch + step_offset) * step_total + value, where epoch counts the steps of the session's entry.
+ * Since 0.1. */
 typedef struct mkrt_wait {
   uint32_t first;
   uint32_t count;
@@ -70,7 +73,8 @@ typedef struct mkrt_wait {
   uint32_t reserved;
 } mkrt_wait;
 
-/* A finished tile adds 1 to the counter first + sum of (i[d] / divide[d]) * stride[d] of the selected ranks. */
+/* A finished tile adds 1 to the counter first + sum of (i[d] / divide[d]) * stride[d] of the selected ranks.
+ * Since 0.1. */
 typedef struct mkrt_signal {
   uint32_t first;
   uint32_t stride[MKRT_TILE_DIMENSIONS];
@@ -79,6 +83,7 @@ typedef struct mkrt_signal {
   uint32_t reserved[2];
 } mkrt_signal;
 
+/* An instruction over a grid of tiles, with every address resolved. Since 0.1. */
 typedef struct mkrt_record {
   uint32_t opcode;                     /* number in the ISA */
   uint32_t index;                      /* of the record in its entry */
