@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "mkrt/device/launch.h"
 #include "mkrt/device/table.h"
 #include "mkrt/host_isa.h"
 #include "mkrt/mkrt.h"
@@ -276,6 +277,79 @@ static void print_structs(void) {
   FIELD(mkrt_record, operand);
   FIELD(mkrt_record, padding);
   END(mkrt_record);
+
+  STRUCT(mkrt_image_info);
+  FIELD(mkrt_image_info, launch_version);
+  FIELD(mkrt_image_info, launch_size);
+  FIELD(mkrt_image_info, record_size);
+  FIELD(mkrt_image_info, block_size);
+  FIELD(mkrt_image_info, isa_fingerprint);
+  FIELD(mkrt_image_info, fixed_shared_bytes);
+  FIELD(mkrt_image_info, page_bytes);
+  FIELD(mkrt_image_info, minimum_pages);
+  FIELD(mkrt_image_info, maximum_pages);
+  FIELD(mkrt_image_info, row_padding);
+  FIELD(mkrt_image_info, minimum_row_bytes);
+  FIELD(mkrt_image_info, staged_operands);
+  FIELD(mkrt_image_info, whole);
+  FIELD(mkrt_image_info, more_rows);
+  END(mkrt_image_info);
+
+  STRUCT(mkrt_report);
+  FIELD(mkrt_report, status);
+  FIELD(mkrt_report, rank);
+  FIELD(mkrt_report, sm);
+  FIELD(mkrt_report, record);
+  FIELD(mkrt_report, tile);
+  FIELD(mkrt_report, step);
+  FIELD(mkrt_report, counter);
+  FIELD(mkrt_report, value_seen);
+  FIELD(mkrt_report, value_wanted);
+  FIELD(mkrt_report, fault);
+  FIELD(mkrt_report, waited_ns);
+  FIELD(mkrt_report, timeline_value);
+  END(mkrt_report);
+
+  STRUCT(mkrt_control);
+  FIELD(mkrt_control, queue);
+  FIELD(mkrt_control, blocks_done);
+  FIELD(mkrt_control, abort);
+  FIELD(mkrt_control, padding);
+  FIELD(mkrt_control, report);
+  FIELD(mkrt_control, report_place);
+  FIELD(mkrt_control, report_lock);
+  FIELD(mkrt_control, ranks_begun);
+  FIELD(mkrt_control, ranks_ended);
+  FIELD(mkrt_control, launches);
+  FIELD(mkrt_control, padding_after);
+  END(mkrt_control);
+
+  STRUCT(mkrt_launch);
+  FIELD(mkrt_launch, records);
+  FIELD(mkrt_launch, first_tiles);
+  FIELD(mkrt_launch, control);
+  FIELD(mkrt_launch, epoch);
+  FIELD(mkrt_launch, counters);
+  FIELD(mkrt_launch, rank_delta);
+  FIELD(mkrt_launch, report);
+  FIELD(mkrt_launch, timeline);
+  FIELD(mkrt_launch, trace);
+  FIELD(mkrt_launch, rank);
+  FIELD(mkrt_launch, blocks);
+  FIELD(mkrt_launch, timeline_value);
+  FIELD(mkrt_launch, wait_limit_ns);
+  FIELD(mkrt_launch, local_ranks);
+  FIELD(mkrt_launch, local_rank_count);
+  FIELD(mkrt_launch, block_limit);
+  FIELD(mkrt_launch, record_count);
+  FIELD(mkrt_launch, step_count);
+  FIELD(mkrt_launch, queue_mode);
+  FIELD(mkrt_launch, rank_count);
+  FIELD(mkrt_launch, page_count);
+  FIELD(mkrt_launch, activation_bytes);
+  FIELD(mkrt_launch, outstanding_pages);
+  FIELD(mkrt_launch, trace_tiles);
+  END(mkrt_launch);
 }
 
 static void print_constants(void) {
@@ -348,6 +422,11 @@ static void print_constants(void) {
   CONSTANT(MKRT_RANK_ALL);
   CONSTANT(MKRT_RANK_FIXED);
   CONSTANT(MKRT_RANK_RELATIVE);
+  CONSTANT(MKRT_LAUNCH_VERSION);
+  CONSTANT(MKRT_IMAGE_OPCODES);
+  CONSTANT(MKRT_REPORT_BEGIN);
+  CONSTANT(MKRT_REPORT_END);
+  CONSTANT(MKRT_LAUNCH_RECORDS);
 }
 
 int main(void) {
