@@ -62,6 +62,21 @@ class Fields {
                   text(where(name), value ? text(" is ", shown(*value)) : " is missing", ": ", reason));
   }
 
+  // Refuses members other than `known`, each by its name: what one changes cannot be told. Null says nothing.
+  void expect_only(const std::vector<std::string_view>& known, const std::string& reason) const {
+    for (const auto& [name, value] : object_.items()) {
+      const bool is_known = std::find(known.begin(), known.end(), name) != known.end();
+      if (!is_known && !value.is_null()) unsupported(name.c_str(), reason);
+    }
+  }
+
+  // Refuses objects inside this one, whatever their names.
+  void expect_flat(const std::string& reason) const {
+    for (const auto& [name, value] : object_.items()) {
+      if (value.is_object()) unsupported(name.c_str(), reason);
+    }
+  }
+
   std::optional<uint64_t> size(const char* name) const {
     const json* value = find(name);
     if (!value) return std::nullopt;
@@ -131,7 +146,9 @@ class Fields {
   }
 
  private:
-  std::string where(const char* name) const { return text(file_, ": ", pointer_, "/", name); }
+  std::string where(const char* name) const {
+    return text(file_, ": ", pointer_, package::json_pointer({{false, name, 0}}));
+  }
 
   std::string file_;
   std::string pointer_;
@@ -174,6 +191,33 @@ const Family& read_family(const Fields& config) {
   return *family;
 }
 
+// Fields of other families' configs, which files of these families may carry as well. Each changes what a layer
+// computes unless it has the neutral value or is null or an empty list.
+struct ForeignField {
+  const char* name;
+  std::optional<double> neutral;
+};
+constexpr ForeignField kForeignFields[] = {
+    {"embedding_multiplier", 1},
+    {"residual_multiplier", 1},
+    {"attention_multiplier", std::nullopt},  // stands in the place of 1 / sqrt(head size): 1 is not neutral
+    {"logits_scaling", 1},
+    {"logit_scale", 1},
+    {"clip_qkv", 0},
+    {"no_rope_layers", std::nullopt},
+    {"attn_logit_softcapping", 0},
+    {"final_logit_softcapping", 0},
+};
+
+void refuse_foreign_fields(const Fields& config) {
+  for (const ForeignField& field : kForeignFields) {
+    const json* value = config.find(field.name);
+    if (!value || (value->is_array() && value->empty())) continue;
+    if (field.neutral && value->is_number() && value->get<double>() == *field.neutral) continue;
+    config.unsupported(field.name, "layers that it changes are not supported");
+  }
+}
+
 void refuse_what_changes_the_arithmetic(const Fields& config, const Family& family) {
   if (config.find("quantization_config")) {
     config.unsupported("quantization_config", "weights must be stored as F32, F16 or BF16");
@@ -199,7 +243,43 @@ void refuse_what_changes_the_arithmetic(const Fields& config, const Family& fami
   }
 }
 
-// `scaling` holds the rotary settings in either style, `config` the theta of the old one.
+// The kind of scaling that `settings` name. Without a name, the new style means the default and the old one nothing.
+std::string read_rope_type(const Fields& settings, bool new_style) {
+  // Newer files of models with several kinds of layers give each kind settings of its own.
+  settings.expect_flat("rotary settings for each kind of layer are not supported");
+  // Early files call the field `type`, and some have both.
+  const char* name = settings.find("rope_type") || !settings.find("type") ? "rope_type" : "type";
+  const std::string type = settings.string(name, new_style ? "default" : nullptr);
+  if (settings.string("type", type.c_str()) != type) settings.unsupported("type", "rope_type is another");
+  if (type != "default" && type != "linear" && type != "llama3") {
+    settings.unsupported(name, "supported are default, linear and llama3");
+  }
+  std::vector<std::string_view> known = {"rope_type", "type", "rope_theta", "partial_rotary_factor"};
+  if (type != "default") known.emplace_back("factor");
+  if (type == "llama3") {
+    known.insert(known.end(), {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"});
+  }
+  settings.expect_only(known, text("the rotary embedding of type ", type, " has no such setting"));
+  return type;
+}
+
+// The theta of `config`, or that of `settings`, which must be the same where both have one.
+double read_theta(const Fields& config, const Fields& settings, double absent) {
+  const double outer = config.positive("rope_theta", absent);
+  const double theta = settings.positive("rope_theta", outer);
+  if (config.find("rope_theta") && theta != outer) {
+    settings.unsupported("rope_theta", text("/rope_theta is ", shown(*config.find("rope_theta"))));
+  }
+  return theta;
+}
+
+void expect_whole_heads(const Fields& fields) {
+  if (fields.positive("partial_rotary_factor", 1.0) != 1.0) {
+    fields.unsupported("partial_rotary_factor", "the rotary embedding must cover whole heads");
+  }
+}
+
+// `rope_parameters`, or `rope_scaling` in older files, holds the settings; these have theta beside it.
 Rope read_rope(const Fields& config) {
   Rope rope;
   const bool new_style = config.find("rope_parameters") != nullptr;
@@ -209,20 +289,13 @@ Rope read_rope(const Fields& config) {
     config.unsupported("rope_scaling", "rope_parameters is there as well");
   }
   rope.theta = config.positive("rope_theta", rope.theta);
-  if (config.positive("partial_rotary_factor", 1.0) != 1.0) {
-    config.unsupported("partial_rotary_factor", "the rotary embedding must cover whole heads");
-  }
+  expect_whole_heads(config);
   if (!settings) return rope;
 
-  rope.theta = settings->positive("rope_theta", rope.theta);
-  if (settings->positive("partial_rotary_factor", 1.0) != 1.0) {
-    settings->unsupported("partial_rotary_factor", "the rotary embedding must cover whole heads");
-  }
-  // Early files call the field `type`. Without either, the new style means the default and the old one means nothing.
-  const char* name = settings->find("rope_type") || !settings->find("type") ? "rope_type" : "type";
-  const std::string type = settings->string(name, new_style ? "default" : nullptr);
+  const std::string type = read_rope_type(*settings, new_style);
+  rope.theta = read_theta(config, *settings, rope.theta);
+  expect_whole_heads(*settings);
   if (type == "default") return rope;
-  if (type != "linear" && type != "llama3") settings->unsupported(name, "supported are default, linear and llama3");
   rope.factor = settings->positive("factor", std::nullopt);
   rope.scaling = Rope::Scaling::linear;
   if (type == "llama3") {
@@ -274,6 +347,7 @@ ModelDescription read_model(const std::string& folder) {
   const Fields config = read_object(folder + "/config.json");
   const Family& family = read_family(config);
   refuse_what_changes_the_arithmetic(config, family);
+  refuse_foreign_fields(config);
 
   ModelDescription model;
   model.model_type = family.model_type;

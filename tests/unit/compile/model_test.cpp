@@ -11,6 +11,7 @@
 #include "temporary_folder.hpp"
 
 using namespace mkrt::compile;
+using mkrt::base::text;
 using nlohmann::json;
 
 namespace {
@@ -77,9 +78,11 @@ TEST_CASE("an old-style config is read") {
 
 TEST_CASE("a new-style config says the same") {
   json config = llama();
-  config.erase("rope_theta");
   config.erase("torch_dtype");
   config["dtype"] = "bfloat16";
+  config["rope_parameters"] = {{"rope_type", "default"}, {"factor", nullptr}};
+  CHECK(read(config).rope.theta == 500000);  // from beside the settings
+  config.erase("rope_theta");
   config["rope_parameters"] = {{"rope_theta", 500000.0}, {"rope_type", "default"}};
   CHECK(read(config).rope.theta == 500000);
 
@@ -176,11 +179,62 @@ TEST_CASE("rotary scalings other than linear and llama3 are refused by their nam
     CHECK(contains(sentence, "/rope_scaling/type"));
     CHECK(contains(sentence, type));
     config.erase("rope_scaling");
-    config["rope_parameters"] = {{"rope_type", type}, {"rope_theta", 1.0}};
+    config["rope_parameters"] = {{"rope_type", type}, {"rope_theta", 500000.0}};
     sentence = refusal(MKRT_ERROR_UNSUPPORTED, config);
     CHECK(contains(sentence, "/rope_parameters/rope_type"));
     CHECK(contains(sentence, type));
   }
+}
+
+TEST_CASE("rotary settings that are not understood are refused by their name, in either style") {
+  for (const std::string style : {"rope_parameters", "rope_scaling"}) {
+    const auto refused = [&](const json& settings, const std::string& part) {
+      json config = llama();
+      config[style] = settings;
+      const std::string sentence = refusal(MKRT_ERROR_UNSUPPORTED, config);
+      INFO(sentence);
+      CHECK(contains(sentence, "config.json: /" + style + part));
+    };
+    const json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}};
+    refused({{"full_attention", yarn}},
+            "/full_attention is {\"factor\":4.0,\"rope_type\":\"yarn\"}: rotary settings for each");
+    refused({{"rope_type", "default"}, {"sliding_attention", yarn}}, "/sliding_attention is ");
+    refused({{"rope_type", "default"}, {"mrope_section", {16, 24, 24}}},
+            "/mrope_section is [16,24,24]: the rotary embedding of type default has no such setting");
+    refused({{"rope_type", "default"}, {"factor", 2.0}}, "/factor is 2.0");
+    refused({{"rope_type", "linear"}, {"factor", 2.0}, {"low_freq_factor", 1.0}}, "/low_freq_factor is 1.0");
+    refused({{"rope_type", "linear"}, {"factor", 2.0}, {"a/b\n", 1}}, "/a~1b\\x0a is 1");
+    refused({{"rope_type", "linear"}, {"type", "llama3"}, {"factor", 2.0}}, "/type is \"llama3\"");
+    refused({{"rope_type", "default"}, {"rope_theta", 10000.0}}, "/rope_theta is 10000.0: /rope_theta is 500000.0");
+  }
+  json config = llama();
+  config["rope_scaling"] = {{"rope_type", "linear"}, {"type", "linear"}, {"factor", 2.0}, {"rope_theta", 500000}};
+  CHECK(read(config).rope.theta == 500000);
+}
+
+TEST_CASE("fields of other families are refused unless they change nothing") {
+  for (const char* name :
+       {"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling", "logit_scale",
+        "clip_qkv", "no_rope_layers", "attn_logit_softcapping", "final_logit_softcapping"}) {
+    for (const json& value : {json(0.25), json(30), json({1, 0}), json("on"), json(true)}) {
+      json config = llama();
+      config[name] = value;
+      CHECK(contains(refusal(MKRT_ERROR_UNSUPPORTED, config), text("config.json: /", name, " is ", value.dump())));
+    }
+    for (const json& value : {json(nullptr), json::array()}) {
+      json config = llama();
+      config[name] = value;
+      CHECK_NOTHROW(read(config));
+    }
+  }
+  json config = llama();
+  for (const char* name : {"embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale"}) {
+    config[name] = 1.0;
+  }
+  for (const char* name : {"clip_qkv", "attn_logit_softcapping", "final_logit_softcapping"}) config[name] = 0;
+  CHECK_NOTHROW(read(config));
+  config["attention_multiplier"] = 1.0;  // scores would not be divided by the square root of the head size
+  CHECK(contains(refusal(MKRT_ERROR_UNSUPPORTED, config), "/attention_multiplier is 1.0"));
 }
 
 TEST_CASE("malformed fields are refused with their place and what was expected") {
