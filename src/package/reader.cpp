@@ -382,11 +382,15 @@ Program parse_program(std::string_view text, const std::string& folder, const st
   return reader.take();
 }
 
-Program read_package(const std::string& path) {
+std::string program_file(const std::string& path) {
   std::error_code error;
   const bool is_folder =
       path.find('\0') == std::string::npos && std::filesystem::is_directory(system_path(path), error);
-  const std::string file_path = is_folder ? path + "/program.json" : path;
+  return is_folder ? path + "/program.json" : path;
+}
+
+Program read_package(const std::string& path) {
+  const std::string file_path = program_file(path);
   const base::MappedFile file(file_path);
   const std::string parent = base::utf8_path(system_path(file_path).parent_path());
   const auto bytes = file.bytes();

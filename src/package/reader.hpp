@@ -8,6 +8,9 @@
 
 namespace mkrt::package {
 
+// The program.json of the package at `path`, its folder or that file itself; it need not be there.
+std::string program_file(const std::string& path);
+
 // Reads the package at `path`, its folder or its program.json, and maps its weight files. What the comments of
 // program.hpp state then holds; what the schedule promises beyond its form is for verify/ to check.
 //

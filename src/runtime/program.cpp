@@ -81,6 +81,29 @@ base::Failure not_found(const char* what, std::string_view name) {
                                   name.size() > longest ? "..." : "", "\""));
 }
 
+// `failure` with the file that it is about in front of its sentence, which has to fit into an mkrt_error: a path that
+// leaves too little room for it is shown by its last part.
+base::Failure in_file(const base::Failure& failure, const std::string& path) {
+  std::string file = base::shown_path(path);
+  const size_t name = file.rfind('/');
+  const bool fits = file.size() + 2 + failure.message().size() < sizeof(mkrt_error::message);
+  if (!fits && name != std::string::npos) file.replace(0, name, "...");
+  return base::Failure(failure.status(), base::text(file, ": ", failure.message()))
+      .at_record(failure.record())
+      .at_tile(failure.tile())
+      .at_rank(failure.rank())
+      .with_driver_code(failure.driver_code());
+}
+
+// The check knows a program, and not where it came from.
+void verify_program(package::Program& program, const std::string& path) {
+  try {
+    verify::check(program);
+  } catch (const base::Failure& failure) {
+    throw in_file(failure, package::program_file(path));
+  }
+}
+
 }  // namespace
 
 Program::Program(std::shared_ptr<Runtime> runtime, std::shared_ptr<const package::Program> package)
@@ -172,7 +195,7 @@ std::shared_ptr<Program> load_program(std::shared_ptr<Runtime> runtime, const ch
   const Clock::time_point start = Clock::now();
   auto package = std::make_shared<package::Program>(package::read_package(path));
   const Clock::time_point read = Clock::now();
-  verify::check(*package);
+  verify_program(*package, path);
   const Clock::time_point verified = Clock::now();
   runtime->log(MKRT_LOG_INFO, base::text("loaded ", package->path, " for ", package->isa.name, ": ",
                                          package->entries.size(), " entries, ", package->tensors.size(),

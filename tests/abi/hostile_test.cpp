@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
@@ -572,8 +573,27 @@ TEST_CASE("a schedule that could race is MKRT_ERROR_SCHEDULE") {
   mkrt_program_desc desc = package().program_desc;
   desc.path = folder.path().c_str();
   mkrt_program* program = untouched<mkrt_program>();
-  check_fails(MKRT_ERROR_SCHEDULE, [&](mkrt_error* e) { return mkrt_program_load(ready.runtime, &desc, &program, e); });
+  const auto call = [&](mkrt_error* e) { return mkrt_program_load(ready.runtime, &desc, &program, e); };
+  check_fails(MKRT_ERROR_SCHEDULE, call);
   CHECK(program == untouched<mkrt_program>());
+
+  // The sentence names the file, whichever of its two names the caller gave, and the error the record.
+  const auto check_sentence = [&](const std::string& path, const std::string& start) {
+    desc.path = path.c_str();
+    mkrt_error error = MKRT_ERROR_INIT;
+    CHECK(call(&error) == MKRT_ERROR_SCHEDULE);
+    CHECK_MESSAGE(std::string(error.message).starts_with(start), error.message);
+    CHECK(error.record >= 0);
+    return std::string(error.message);
+  };
+  const std::string file = folder.path() + "/program.json";
+  const std::string sentence = check_sentence(folder.path(), file + ": entry \"");
+  CHECK(check_sentence(file, file + ": entry \"") == sentence);
+  // The cause stays whole where a path is long.
+  const std::string link = folder.path() + "/" + std::string(200, 'd');
+  std::filesystem::create_directory_symlink(folder.path(), link);
+  const std::string cut = check_sentence(link, "...");
+  CHECK(cut.ends_with(sentence.substr(file.size() - std::strlen("/program.json"))));
 }
 
 TEST_CASE("a program tells what it holds, and what it does not hold is ARGUMENT or NOT_FOUND") {
