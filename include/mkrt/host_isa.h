@@ -25,8 +25,8 @@ typedef struct mkrt_host_tile {
   /* rank_delta[r] added to an own-rank address gives the address at rank r; rank_delta[rank] is 0. Weight tensors
    * exist only on the own rank. */
   const int64_t* rank_delta;
-  void* scratch;       /* the worker's own memory, 64-byte aligned; what it holds is what the worker's last tile left */
-  size_t scratch_size; /* in bytes */
+  void* scratch; /* the worker's own memory, 64-byte aligned; holds anything at first, then what its last tile left */
+  size_t scratch_size;     /* in bytes */
   uint64_t execute_serial; /* differs between any two executes of a process, so that what scratch caches can be told */
 } mkrt_host_tile;
 

@@ -243,8 +243,8 @@ typedef struct mkrt_rank_desc {
   uint32_t struct_size;
   uint32_t kind;    /* MKRT_DEVICE_...; DEFAULT: the kind that another rank names, CUDA where a field below says so */
   uint32_t ordinal; /* CUDA: device number, used when `uuid` is zero. Host, and all ranks DEFAULT: ignored */
-  /* Host: number of threads of this rank, at most MKRT_MAX_HOST_WORKERS; 0: the logical processors divided by the
-   * ranks, at least 1. More threads than processors are slower, with the same results.
+  /* Host: threads of this rank, at most MKRT_MAX_HOST_WORKERS; 0: the logical processors divided by the ranks, at
+   * least 1. More than processors: slower, same results. An executable of mkrt.llm has 1.1 MB of memory for each.
    * CUDA: largest number of SMs to use; 0: all, or an equal part of what other ranks of the device leave. */
   uint32_t worker_count;
   uint8_t uuid[16]; /* CUDA: device by its UUID; zero: by ordinal */

@@ -47,11 +47,11 @@ void Hooks::log(uint32_t level, const char* message) const noexcept {
   if (log_ != nullptr && level <= log_level_) log_(user_data_, level, message);
 }
 
-Block::Block(std::shared_ptr<const Hooks> hooks, size_t size, size_t alignment, const char* what)
+Block::Block(std::shared_ptr<const Hooks> hooks, size_t size, size_t alignment, const char* what, Contents contents)
     : hooks_(std::move(hooks)), size_(size), alignment_(alignment) {
   if (size == 0) return;
   data_ = static_cast<std::byte*>(hooks_->allocate(size, alignment, what));
-  std::memset(data_, 0, size);
+  if (contents == Contents::zero) std::memset(data_, 0, size);
 }
 
 Block::Block(Block&& other) noexcept

@@ -30,11 +30,15 @@ class Hooks {
   uint32_t log_level_;
 };
 
-// A block of hook memory that gives itself back. Zeroed on creation.
+// What a new block holds. Memory that is not cleared takes no pages of the system until somebody uses them.
+enum class Contents { zero, arbitrary };
+
+// A block of hook memory that gives itself back.
 class Block {
  public:
   Block() noexcept = default;
-  Block(std::shared_ptr<const Hooks> hooks, size_t size, size_t alignment, const char* what);
+  Block(std::shared_ptr<const Hooks> hooks, size_t size, size_t alignment, const char* what,
+        Contents contents = Contents::zero);
   Block(Block&& other) noexcept;
   Block& operator=(Block&& other) noexcept;
   Block(const Block&) = delete;

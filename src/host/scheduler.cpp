@@ -34,8 +34,10 @@ bool crowded(std::span<const uint32_t> rank_workers) noexcept {
 }
 
 // A number for each execute of the process; scratch memory is told apart by it (mkrt_host_tile.execute_serial).
-// Relaxed: only that numbers differ matters. The one variable that all runtimes of a process share.
-std::atomic<uint64_t> next_execute_serial{1};
+// Relaxed: only that numbers differ matters. The one variable that all runtimes of a process share. It starts from the
+// clock, which runs faster than executes can be made: scratch memory is not cleared, and where this library is unloaded
+// and loaded again it may find in there what executes of its former life left.
+std::atomic<uint64_t> next_execute_serial{now_ns()};
 
 }  // namespace
 

@@ -70,6 +70,13 @@ TEST_CASE("a block takes the host's memory, zeroes it and gives it back with the
   CHECK(host.bytes == 0);
 }
 
+TEST_CASE("a block whose contents do not matter is not touched") {
+  Host host;
+  const mkrt_runtime_desc desc = host.desc();
+  const Block block(std::make_shared<const Hooks>(&desc), 1000, 64, "a test", Contents::arbitrary);
+  CHECK(std::all_of(block.data(), block.data() + block.size(), [](std::byte byte) { return byte == std::byte{0xcd}; }));
+}
+
 TEST_CASE("a moved block is given back once") {
   Host host;
   const mkrt_runtime_desc desc = host.desc();

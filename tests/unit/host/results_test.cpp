@@ -2,6 +2,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <random>
@@ -260,6 +262,35 @@ TEST_CASE("static mode gives worker w the tiles w, w + workers, ..., and scratch
     }
     CHECK(shares.size() == workers);
     for (const auto& [scratch, residues] : shares) CHECK(residues.size() == 1);
+  }
+}
+
+TEST_CASE("workers' scratch takes no pages before instructions use it: it comes as the host gave it") {
+  mkrt_runtime_desc desc{};
+  desc.struct_size = sizeof(desc);
+  desc.allocate = [](void*, size_t size, size_t alignment) {
+    return std::memset(std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment), 0xcd, size);
+  };
+  desc.release = [](void*, void* memory, size_t, size_t) { std::free(memory); };
+  mkrt_rank_desc rank{};
+  rank.struct_size = sizeof(rank);
+  rank.kind = MKRT_DEVICE_HOST;
+  rank.worker_count = 3;
+  const std::vector<const mkrt_host_isa*> isas{&test_isa()};
+  const auto mesh = std::make_unique<host::Mesh>(std::make_shared<base::Hooks>(&desc), std::vector{rank}, isas);
+
+  ScheduleBuilder builder;
+  builder.entry("log");
+  builder.record("log", op_log, {9, 1, 1, 1});
+  const auto executable = mesh->load(builder.finish(), {});
+  const auto session = executable->create_session();
+  log().take();
+  run(*session, request(0, 1, MKRT_QUEUE_STATIC));
+  const std::vector<LogLine> lines = log().take();
+  REQUIRE(lines.size() == 9);
+  for (const LogLine& line : lines) {
+    const auto* bytes = static_cast<const unsigned char*>(line.scratch);
+    CHECK(std::all_of(bytes, bytes + test_isa().scratch_size, [](unsigned char byte) { return byte == 0xcd; }));
   }
 }
 
