@@ -16,8 +16,6 @@ namespace {
 // A record's deepest value, entries/0/records/0/operands/x/rank/offset, is 8 deep; an unlimited depth would let a file
 // of brackets grow the parser's stack to many times the file's size.
 constexpr size_t max_depth = 16;
-// Of the JSON library's description of a syntax error, which quotes the input.
-constexpr size_t shown_error_bytes = 120;
 
 void append_pointer_key(std::string& out, std::string_view key) {
   std::string shown = base::quoted(key);
@@ -208,18 +206,14 @@ class Parser {
     return true;
   }
 
-  bool parse_error(std::size_t position, const std::string&, const Json::exception& error) {
-    std::string_view reason = error.what();
-    // "[name of the exception] parse error at line 1, column 2: reason", or "[name of the exception] reason".
-    for (const char* before : {"] ", ": "}) {
-      const size_t end = reason.find(before);
-      if (end != std::string_view::npos) reason.remove_prefix(end + 2);
-    }
+  // `position` counts the bytes up to and with the one that cannot be; one more than there are where the text ends too
+  // early.
+  bool parse_error(std::size_t position, const std::string& token, const Json::exception& error) {
     const size_t offset = std::min(position, text_.size());
     const auto line = 1 + std::count(text_.begin(), text_.begin() + static_cast<std::ptrdiff_t>(offset), '\n');
-    std::string shown = base::quoted(reason.substr(0, shown_error_bytes));
-    throw base::Failure(MKRT_ERROR_FORMAT, base::text(base::shown_path(file_), ": line ", line, ", byte ", position,
-                                                      pointer_note(), ": is not JSON: ", shown));
+    throw base::Failure(MKRT_ERROR_FORMAT,
+                        base::text(base::shown_path(file_), ": line ", line, ", byte ", position, pointer_note(),
+                                   ": is not JSON: ", describe_error(position, token, error)));
   }
 
  private:
@@ -254,6 +248,43 @@ class Parser {
   // Fails in the container that is being read.
   [[noreturn]] void fail(std::string_view message) const {
     fail_at({file_, "", -1, ""}, json_pointer(container_path()), message);
+  }
+
+  // What was found at `position` of parse_error, in words of our own: the library's quote the text at any length. Where
+  // it read a string or a number last, that is `token`; otherwise `token` may begin with something older.
+  std::string describe_error(size_t position, const std::string& token, const Json::exception& error) const {
+    if (dynamic_cast<const Json::out_of_range*>(&error) != nullptr) {
+      return base::text("no number is as large as ", base::quoted(token));
+    }
+    if (position == 0 || position > text_.size()) return "the text ends too early";
+    const auto at = static_cast<uint8_t>(text_[position - 1]);
+    const auto before = static_cast<uint8_t>(position > 1 ? text_[position - 2] : 0);
+    // "[...] ...: syntax error while parsing ... - reason"; a closing quote alone does not tell whether the string is
+    // whole and in the wrong place, or ends within an escape.
+    const std::string_view reason = error.what();
+    if (reason.substr(std::min(reason.find(" - "), reason.size())).starts_with(" - invalid string")) {
+      if (at < 0x20) return "a string holds a control character that is not escaped";
+      // Where a sequence breaks off, the byte after it is what the library stumbles over.
+      return at >= 0x80 || before >= 0x80 ? "a string holds bytes that are not UTF-8"
+                                          : "a string holds an escape that is none";
+    }
+    if (at == 0) return "found a NUL character";
+    if (at >= 0x80) return "found a character beyond ASCII outside of strings";
+    return base::text("found ", base::quoted(at == '"' ? std::string_view(token) : word_at(position - 1)),
+                      ", which cannot be there");
+  }
+
+  // The word or the number at `last` or just before it, or the sign there.
+  std::string_view word_at(size_t last) const {
+    const auto is_part = [](char c) {
+      return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '+' || c == '-' ||
+             c == '.';
+    };
+    if (last > 0 && !is_part(text_[last]) && static_cast<uint8_t>(text_[last]) <= ' ') --last;
+    size_t first = last;
+    while (first > 0 && is_part(text_[last]) && is_part(text_[first - 1])) --first;
+    while (last + 1 < text_.size() && is_part(text_[last]) && is_part(text_[last + 1])) ++last;
+    return text_.substr(first, last + 1 - first);
   }
 
   bool inside_tree() const { return !frames_.empty() && frames_.back().tree != nullptr; }

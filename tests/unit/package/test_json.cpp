@@ -44,15 +44,45 @@ TEST_CASE("a visitor receives values in the file's order, piece by piece where i
   CHECK(recorder.calls == expected);
 }
 
-TEST_CASE("text that is not JSON is refused with its line") {
-  for (const char* text :
-       {"", " ", "{", "[1,]", "{\"a\" 1}", "nul", "NaN", "[Infinity]", "[-]", "[01]", "[1e999]", "[1] 2", "'a'",
-        "[\"\t\"]", "[\"\\q\"]", "[\"\\ud800\"]", "[\"\xff\"]", "[\"\xc0\xaf\"]", "// x\n1"}) {
+TEST_CASE("text that is not JSON is refused with its line and what was found") {
+  const std::pair<const char*, const char*> cases[] = {
+      {"", "the text ends too early"},
+      {" ", "the text ends too early"},
+      {"{", "the text ends too early"},
+      {"{\"a\": [1, 2", "(/a/2): is not JSON: the text ends too early"},
+      {"[\"abc", "the text ends too early"},
+      {"[tru", "the text ends too early"},
+      {"[1,]", "byte 4 (/1): is not JSON: found \"]\", which cannot be there"},
+      {"{\"a\" 1}", "byte 6 (/a): is not JSON: found \"1\""},
+      {"{\"a\": 1 \"b\": 2}", "found \"\"b\"\""},
+      {"{\"a\": 1,}", "found \"}\""},
+      {"{1: 2}", "found \"1\""},
+      {"nul ", "found \"nul\""},
+      {"[1, nope]", "found \"nope\""},
+      {"[1.e5]", "found \"1.e5\""},
+      {"[\"Ж\" \"Ж\"]", "found \"\"Ж\"\""},
+      {"[\xff]", "beyond ASCII"},
+      {"NaN", "byte 1: is not JSON: found \"NaN\""},
+      {"[Infinity]", "found \"Infinity\""},
+      {"[-]", "found \"]\""},
+      {"[01]", "found \"01\""},
+      {"[1e999]", "byte 6 (/0): is not JSON: no number is as large as \"1e999\""},
+      {"[1] 2", "found \"2\""},
+      {"'a'", "found \"'\""},
+      {"// x\n1", "found \"/\""},
+      {"[\"\t\"]", "a string holds a control character that is not escaped"},
+      {"[\"\\q\"]", "a string holds an escape that is none"},
+      {"[\"\\u00\"]", "a string holds an escape that is none"},
+      {"[\"\\ud800\"]", "a string holds an escape that is none"},
+      {"[\"\xff\"]", "a string holds bytes that are not UTF-8"},
+      {"[\"\xc3\"]", "a string holds bytes that are not UTF-8"},
+      {"[\"\xc0\xaf\"]", "a string holds bytes that are not UTF-8"}};
+  for (const auto& [text, found] : cases) {
     INFO(std::string(text));
-    CHECK_FAILURE(parse(text), MKRT_ERROR_FORMAT, "file.json: line 1", "is not JSON");
+    CHECK_FAILURE(parse(text), MKRT_ERROR_FORMAT, "file.json: line 1", "is not JSON: ", found);
   }
-  CHECK_FAILURE(parse("{\"a\":\n[1,\n2,,3]}"), MKRT_ERROR_FORMAT, "line 3", "/a/2");
-  CHECK_FAILURE(parse(std::string("[1\0]", 4)), MKRT_ERROR_FORMAT, "is not JSON");
+  CHECK_FAILURE(parse("{\"a\":\n[1,\n2,,3]}"), MKRT_ERROR_FORMAT, "line 3, byte 13 (/a/2): is not JSON: found \",\"");
+  CHECK_FAILURE(parse(std::string("[1\0]", 4)), MKRT_ERROR_FORMAT, "found a NUL character");
 }
 
 TEST_CASE("duplicate members are refused at every level") {
