@@ -235,11 +235,9 @@ __device__ inline void end_load(uint64_t* barrier, uint32_t bytes, bool bulk) {
     ptx::barrier_arrive(barrier);
   }
 #else
-  if (bulk) {
-    ptx::async_copy_arrive(barrier);
-  } else {
-    ptx::barrier_arrive(barrier);
-  }
+  // The position beside the copies is an ordinary store, which only an ordinary arrival releases.
+  if (bulk) ptx::async_copies_wait();
+  ptx::barrier_arrive(barrier);
 #endif
 }
 
@@ -252,7 +250,8 @@ __device__ inline bool bring_attention(const TileSlot& tile, const InputLoads& i
   const AttentionShape shape = attention_shape(tile);
   if (!begin_load()) return false;
   const bool reached = wait();
-  const int32_t position = reached ? *input<int32_t>(tile, isa::attention::position) : no_position;
+  // Whatever stands in the tensor, it does not say that the block is leaving.
+  const int32_t position = reached ? max(*input<int32_t>(tile, isa::attention::position), -1) : no_position;
   uint32_t chunks = 1;
   for (uint32_t first_head = 0; first_head < shape.group; first_head += shape.heads) {
     for (uint32_t chunk = 0; chunk < chunks; ++chunk) {

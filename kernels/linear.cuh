@@ -79,11 +79,19 @@ __device__ inline const LinearShape& linear_shape(const TileSlot& tile) {
   return *reinterpret_cast<const LinearShape*>(tile.prepared);
 }
 
-// Whose activations the buffer holds: tiles of one record and step that read the same ones bring them once.
+// Whose activations the buffer holds: tiles of one record and step that wait for the same counters and read the same
+// inputs bring them once.
 struct InputOwner {
   uint32_t record = 0xffffffffu;
   uint32_t step = 0;
-  uint64_t address = 0;
+  uint64_t x = 0;
+  uint64_t norm = 0;
+  uint32_t wait = 0;  // lane w: first counter of wait w
+
+  __device__ bool same(const InputOwner& other) const {
+    return __all_sync(ptx::full_mask, record == other.record && step == other.step && x == other.x &&
+                                          norm == other.norm && wait == other.wait);
+  }
 };
 
 // Works out a tile's shape (fetch warp). `owner` is that of the tile before.
@@ -124,9 +132,10 @@ __device__ inline void prepare_linear(uint32_t place, InputOwner& owner) {
   const uint32_t rest = shape.column_blocks - (shape.column_units - 1) * unit_blocks;
   shape.pages = shape.row_blocks * ((shape.column_units - 1) * ((unit_blocks + page_blocks - 1) / page_blocks) +
                                     (rest + page_blocks - 1) / page_blocks);
-  const InputOwner now{tile.record.index, tile.step, tile.address[shape.places.x]};
-  shape.same_inputs =
-      shape.column_units == 1 && now.record == owner.record && now.step == owner.step && now.address == owner.address;
+  const uint32_t lane = ptx::lane_number();
+  const InputOwner now{tile.record.index, tile.step, tile.address[shape.places.x], tile.address[shape.places.norm],
+                       lane < tile.record.wait_count ? tile.wait_counter[lane] : 0};
+  shape.same_inputs = now.same(owner) && shape.column_units == 1;
   owner = shape.column_units == 1 ? now : InputOwner{};
   if (ptx::lane_number() == 0) *reinterpret_cast<LinearShape*>(tile.prepared) = shape;
 }
@@ -326,10 +335,11 @@ __device__ inline float split_activations(const LinearShape& shape, unsigned cha
 #pragma unroll
       for (uint32_t i = 0; i < at_once; ++i) {
         const uint32_t column = (first + i * 2 * machine::consumer_warps) * block_columns + in_block;
-        // Reading behind the last column stays inside the block's shared memory; what is read there is not used.
-        value[i] = *reinterpret_cast<const float2*>(row + column * 4);
-        if (shape.norm != 0) factor[i] = *reinterpret_cast<const float2*>(norm + column);
-        if (column >= count) value[i].x = 0;
+        value[i] = factor[i] = make_float2(0, 0);
+        if (column < count) {
+          value[i] = *reinterpret_cast<const float2*>(row + column * 4);
+          if (shape.norm != 0) factor[i] = *reinterpret_cast<const float2*>(norm + column);
+        }
         if (column + 1 >= count) value[i].y = 0;
       }
 #pragma unroll
@@ -481,9 +491,9 @@ __device__ bool consume_chunk(const LinearShape& shape, ConsumerState& state, co
     if (at[i] >= count) at[i] = 0;
   }
   const auto activations_of = [&](uint32_t h, uint32_t i) {
-    Activations a = load_activations(x[h] + at[i] * 128);
-    if (count < page_blocks && i * machine::consumer_warps + state.warp >= count) a = Activations{};
-    return a;
+    // Another warp may still be at work on the block that stands in.
+    if (count < page_blocks && i * machine::consumer_warps + state.warp >= count) return Activations{};
+    return load_activations(x[h] + at[i] * 128);
   };
   Activations kept[halves == 1 ? warp_blocks : 1];
   if constexpr (halves == 1) {

@@ -332,6 +332,7 @@ __device__ __noinline__ bool may_keep_waiting(uint32_t place, uint32_t counter, 
   const uint64_t begin = shared().wait_begin == 0 ? now : shared().wait_begin;
   __syncwarp();
   if (ptx::lane_number() == 0) shared().wait_begin = begin;
+  __syncwarp();
   const uint32_t abort = __shfl_sync(ptx::full_mask, ptx::load_relaxed_gpu(&control()->abort), 0);
   if (abort == 0 && !__any_sync(ptx::full_mask, now - begin > launch().wait_limit_ns)) return true;
   // Where another tile's deadline passed, this one may be what it waits for, and says what it waits for itself.
@@ -356,6 +357,7 @@ __device__ inline bool wait_all_counters(uint32_t place) {
     const uint32_t first = tile.wait_counter[w];
     const uint32_t count = tile.record.wait[w].count;
     if (ptx::lane_number() == 0) shared().wait_begin = 0;
+    __syncwarp();
     for (uint32_t base = 0; base < count; base += 32) {
       const uint32_t mine = base + ptx::lane_number();
       const uint32_t counter = first + (mine < count ? mine : base);

@@ -93,7 +93,11 @@ __device__ __forceinline__ uint32_t attention_combine(uint32_t place) {
       total = total * before + sum;
       value *= before;
 #pragma unroll
-      for (uint32_t s = 0; s < splits_at_once; ++s) value += __shfl_sync(ptx::full_mask, factor, s) * part[s];
+      for (uint32_t s = 0; s < splits_at_once; ++s) {
+        // What a split without positions left in its part may be no number.
+        const float weight = __shfl_sync(ptx::full_mask, factor, s);
+        if (weight != 0) value += weight * part[s];
+      }
     }
     if (element < head_size) {
       machine::store(place, isa::attention_combine::out, out + head * head_size + element, __fdividef(value, total));
