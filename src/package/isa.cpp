@@ -240,13 +240,14 @@ OperandDefinition parse_operand(const JsonView& view) {
   if (!shared && out.access == Access::append) view.fail("access \"append\" needs \"shared_dimensions\"");
   if (shared) out.shared_dimensions = parse_dimensions(*shared);
   if (const auto whole = view.find("whole")) out.whole = whole->boolean();
+  if (const auto constant = view.find("constant")) out.constant = constant->boolean();
   return out;
 }
 
 void parse_operands(const JsonView& view, OpcodeDefinition& out) {
   view.expect_array(0, MKRT_RECORD_OPERANDS);
   view.each_element([&](const JsonView& element) {
-    element.expect_members({"name", "access", "dtypes"}, {"optional", "shared_dimensions", "whole"});
+    element.expect_members({"name", "access", "dtypes"}, {"optional", "shared_dimensions", "whole", "constant"});
     expect_new_name(element, out.operands, "operand");
     out.operands.push_back(parse_operand(element));
   });
@@ -322,6 +323,7 @@ void add_opcode(CanonicalBytes& out, const OpcodeDefinition& opcode) {
     out.add(static_cast<uint32_t>(operand.optional));
     out.add_array(operand.shared_dimensions, [&](uint32_t dimension) { out.add(dimension); });
     out.add(static_cast<uint32_t>(operand.whole));
+    out.add(static_cast<uint32_t>(operand.constant));
   });
   out.add_array(opcode.parameters, [&](const ParameterDefinition& parameter) {
     out.add(parameter.name);

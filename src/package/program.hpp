@@ -64,6 +64,7 @@ struct OperandDefinition {
   bool optional = false;
   std::vector<uint32_t> shared_dimensions{};  // of the grid, ascending; empty unless access is append
   bool whole = false;                         // no limit may cut a slice
+  bool constant = false;                      // the tensor is a weight
 };
 
 struct ParameterDefinition {

@@ -221,6 +221,7 @@ std::string json_operand_definition(const OperandDefinition& operand) {
     out += ", \"shared_dimensions\": " + json_numbers(operand.shared_dimensions, operand.shared_dimensions.size());
   }
   if (operand.whole) out += ", \"whole\": true";
+  if (operand.constant) out += ", \"constant\": true";
   return out + "}";
 }
 

@@ -39,6 +39,9 @@ struct Slice {
 
 void check_selector(const Slice& slice, const mkrt_rank_selector& selector) {
   const bool reads = slice.definition.access != Access::write;
+  if (slice.definition.constant && slice.tensor.kind != MKRT_TENSOR_WEIGHT) {
+    slice.fail("is no weight, but the instruction may read it before it waits");
+  }
   if (slice.tensor.kind == MKRT_TENSOR_WEIGHT) {
     if (slice.definition.access != Access::read) slice.fail("is written, but weights are constant");
     if (selector.mode != MKRT_RANK_SELF) slice.fail("names another rank, but weights exist only on their own");

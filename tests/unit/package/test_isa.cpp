@@ -65,20 +65,20 @@ TEST_CASE("the definition of mkrt.llm reads, with all that it defines") {
 TEST_CASE("the fingerprint is FNV-1a of the bytes that the format specifies") {
   IsaDefinition isa{"a.b", 7, {}, 0};
   OpcodeDefinition opcode{"op", {}, {}, {}, {"no"}};
-  opcode.operands = {{"x", Access::append, {Dtype::bf16, Dtype::u8}, true, {0, 2}, true}};
+  opcode.operands = {{"x", Access::append, {Dtype::bf16, Dtype::u8}, true, {0, 2}, true, true}};
   opcode.parameters = {{"n", ParameterType::i32}, {"f", ParameterType::f32}};
   opcode.constraints = {parse_constraint("x.size  == 4", opcode)};
   isa.opcodes = {opcode};
   Bytes expected;
   expected.string("a.b").number(7).number(1).string("op");
-  expected.number(1).string("x").number(3).number(2).number(3).number(6).number(1).number(2).number(0).number(2).number(
-      1);
+  expected.number(1).string("x").number(3).number(2).number(3).number(6).number(1).number(2).number(0).number(2);
+  expected.number(1).number(1);  // whole, constant
   expected.number(2).string("n").number(1).string("f").number(2);
   expected.number(1).string("x.size  == 4").number(1).string("no");
   CHECK(fnv1a("a") == 0xaf63dc4c8601ec8c);  // as its authors publish it
   CHECK(compute_fingerprint(isa) == fnv1a(expected.bytes));
-  // What another implementation, in Python, says of these 118 bytes.
-  CHECK(compute_fingerprint(isa) == 0x1447f6ef1f0b8c2f);
+  // What another implementation, in Python, says of these 122 bytes.
+  CHECK(compute_fingerprint(isa) == 0xd04e920cff6a645a);
 }
 
 TEST_CASE("every part of a definition changes its fingerprint") {
@@ -98,6 +98,8 @@ TEST_CASE("every part of a definition changes its fingerprint") {
   CHECK(differs([](IsaDefinition& other) { other.opcodes[0].operands[0].optional = true; }));
   CHECK(
       differs([](IsaDefinition& other) { other.opcodes[0].operands[0].whole = !other.opcodes[0].operands[0].whole; }));
+  CHECK(differs(
+      [](IsaDefinition& other) { other.opcodes[0].operands[0].constant = !other.opcodes[0].operands[0].constant; }));
   CHECK(differs([](IsaDefinition& other) { other.opcodes[1].operands[1].shared_dimensions = {1}; }));
   CHECK(differs([](IsaDefinition& other) { other.opcodes[0].operands[0].dtypes.push_back(Dtype::u8); }));
   CHECK(differs([](IsaDefinition& other) { other.opcodes[0].parameters[0].type = ParameterType::i32; }));

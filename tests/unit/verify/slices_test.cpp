@@ -69,6 +69,21 @@ TEST_CASE("a limit may touch an operand that the instruction needs whole, and no
   CHECK_NOTHROW(check(builder.program()));
 }
 
+TEST_CASE("what an instruction may read before it waits must be a weight") {
+  for (const uint32_t kind : {MKRT_TENSOR_WEIGHT, MKRT_TENSOR_STATE, MKRT_TENSOR_SCRATCH}) {
+    Builder builder;
+    const uint32_t t = builder.tensor("matrix", 64, kind);
+    builder.record("multiply").read({.tensor = t, .size = 64}, "weight");
+    CHECK_NOTHROW(check(builder.program()));
+    builder.last_definition().operands[0].constant = true;
+    if (kind == MKRT_TENSOR_WEIGHT) {
+      CHECK_NOTHROW(check(builder.program()));
+    } else {
+      check_refused(builder.program(), 0, 0, kNoRank, {"operand \"weight\"", "is no weight", "before it waits"});
+    }
+  }
+}
+
 TEST_CASE("the last rank's slice must lie in the tensor too") {
   Builder builder(4);
   const uint32_t t = builder.tensor("t", 40);
