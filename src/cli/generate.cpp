@@ -75,6 +75,10 @@ struct Report {
   double seconds = 0;  // that the new tokens took
 };
 
+// Throws where the package cannot be loaded. The decoder would say so too, but comes after the prompt, which needs the
+// tokenizer; where there is no package, that is not what is missing. Takes milliseconds: weights are not read.
+void require_package(const std::string& package) { const Program loaded(Runtime(), package); }
+
 // The tokenizer that the user names, or the package's. Where the prompt comes as token numbers, nobody needs one: then
 // a package's tokenizer that mkrt cannot read is said and left out.
 std::optional<Tokenizer> find_tokenizer(const GenerateOptions& options) {
@@ -155,6 +159,7 @@ nlohmann::ordered_json to_json(const Decoder& decoder, const std::vector<int32_t
 
 int generate(const GenerateOptions& options) {
   Interrupt interrupt;
+  require_package(options.package);
   const std::optional<Tokenizer> tokenizer = find_tokenizer(options);
   const std::vector<int32_t> prompt = options.prompt ? tokenizer->encode(*options.prompt) : options.prompt_ids;
   Decoder decoder(options.package, options.run, interrupt);

@@ -62,8 +62,13 @@ struct Arguments {
   DevicesOptions devices;
 };
 
+// For options that name a file or a folder.
+std::string check_path(const std::string& path) { return path.empty() ? "the path is empty" : ""; }
+
 void add_package(CLI::App& command, std::string& package) {
-  command.add_option("PACKAGE", package, "Folder that mkrt compile wrote, or its program.json")->required();
+  command.add_option("PACKAGE", package, "Folder that mkrt compile wrote, or its program.json")
+      ->required()
+      ->check(check_path);
 }
 
 void add_run_options(CLI::App& command, RunOptions& options) {
@@ -87,8 +92,10 @@ void add_run_options(CLI::App& command, RunOptions& options) {
 
 CLI::App* add_compile(CLI::App& app, CompileOptions& options) {
   CLI::App* command = app.add_subcommand("compile", "Turn a Hugging Face model folder into a package");
-  command->add_option("MODEL", options.model, "Folder with config.json and safetensors files")->required();
-  command->add_option("-o,--output", options.package, "Folder for the package")->required();
+  command->add_option("MODEL", options.model, "Folder with config.json and safetensors files")
+      ->required()
+      ->check(check_path);
+  command->add_option("-o,--output", options.package, "Folder for the package")->required()->check(check_path);
   command->add_option("--batch", options.batch, "Sequences that decode together")
       ->check(CLI::Range(1, 16))
       ->capture_default_str();
@@ -101,6 +108,7 @@ CLI::App* add_compile(CLI::App& app, CompileOptions& options) {
       ->capture_default_str();
   CLI::Option* images = command->add_option(
       "--images", options.images, "Folder with mkrt_llm.TARGET.cubin files; left out: those that came with this tool");
+  images->check(check_path);
   command->add_flag("--no-images", options.no_images, "Put no kernels into the package: for the host device only")
       ->excludes(images);
   return command;
@@ -139,7 +147,7 @@ CLI::App* add_generate(CLI::App& app, GenerateOptions& options) {
       "--prompt-ids", [&options](const std::string& text) { options.prompt_ids = parse_token_numbers(text); },
       "Token numbers, such as 1,2,3; needs no tokenizer");
   prompt->require_option(1);
-  command->add_option("--tokenizer", options.tokenizer, "A tokenizer.json instead of the package's");
+  command->add_option("--tokenizer", options.tokenizer, "A tokenizer.json instead of the package's")->check(check_path);
   command->add_option("--max-tokens", options.max_tokens, "Most new tokens")->capture_default_str();
   command->add_option("--temperature", options.temperature, "0: always the likeliest token")
       ->check(CLI::Range(0.0, 1e6))
@@ -169,7 +177,8 @@ CLI::App* add_bench(CLI::App& app, BenchOptions& options) {
       app.add_subcommand("bench", "Measure decoding against this machine's memory, in rounds; figures are medians");
   add_package(*command, options.package);
   add_run_options(*command, options.run);
-  command->add_option("--json", options.json, "Write the report as JSON to this file; -: standard output");
+  command->add_option("--json", options.json, "Write the report as JSON to this file; -: standard output")
+      ->check(check_path);
   command->add_option("--context", options.position, "Position to start at: so many tokens count as read already")
       ->capture_default_str();
   command->add_option("--tokens", options.tokens, "Steps to measure, one an execute and all in one")

@@ -1,15 +1,14 @@
 // Reads tokenizer.json. Every field that changes what a text becomes is either understood here or refused by name.
-#include <algorithm>
-#include <fstream>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
 #include <unordered_map>
 #include <unordered_set>
 
+#include "base/failure.hpp"
+#include "base/mapped_file.hpp"
 #include "cli/error.hpp"
 #include "cli/tokenizer.hpp"
+#include "package/json.hpp"
 
 namespace mkrt::cli {
 namespace {
@@ -24,9 +23,6 @@ constexpr const char* kByteLevelExpression =
 // Largest token number that is accepted: 32 times what today's largest vocabularies have, and few enough that a table
 // with a place for each number is no danger.
 constexpr int64_t kMaxToken = (1 << 23) - 1;
-
-// Longest JSON pointer of an array: sequences may contain sequences, and reading them must not exhaust the stack.
-constexpr size_t kMaxPointer = 1000;
 
 // A member's name as a JSON pointer (RFC 6901) writes it.
 std::string pointer_key(const std::string& key) {
@@ -54,7 +50,6 @@ struct Node {
   }
   std::vector<Node> items() const {
     if (!value->is_array()) refuse("must be an array");
-    if (pointer.size() > kMaxPointer) refuse("is nested too deeply");
     std::vector<Node> out;
     for (size_t i = 0; i < value->size(); ++i) out.push_back({&(*value)[i], pointer + "/" + std::to_string(i), path});
     return out;
@@ -274,78 +269,13 @@ void read_post_processor(const Node& processor, TokenizerDefinition& out) {
   }
 }
 
-std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream content;
-  if (!file || !(content << file.rdbuf())) throw Error(path + " cannot be read or is empty");
-  return std::move(content).str();
-}
-
-// Follows the parser through a text that is no JSON, up to where it stops: the JSON pointer of that place.
-class Pointer {
- public:
-  bool operator()(int, json::parse_event_t event, json& value) {
-    switch (event) {
-      case json::parse_event_t::object_start: open_.push_back({true, {}, 0}); break;
-      case json::parse_event_t::array_start: open_.push_back({false, {}, 0}); break;
-      case json::parse_event_t::key: open_.back().key = value.get<std::string>(); break;
-      case json::parse_event_t::value: next(); break;
-      default: open_.pop_back(); next();
-    }
-    return true;
-  }
-
-  // Of depths that no tokenizer has only the beginning.
-  std::string text() const {
-    std::string out;
-    for (const Level& level : open_) {
-      if (out.size() > kMaxPointer) return out + "...";
-      if (!level.is_object || !level.key.empty()) {
-        out += "/" + (level.is_object ? pointer_key(level.key) : std::to_string(level.index));
-      }
-    }
-    return out;
-  }
-
- private:
-  struct Level {
-    bool is_object;
-    std::string key;  // of the member that is being read; empty between members
-    size_t index;
-  };
-
-  void next() {
-    if (open_.empty()) return;
-    open_.back().key.clear();
-    ++open_.back().index;
-  }
-
-  std::vector<Level> open_;
-};
-
-// `offset`: the byte behind the last one that the parser took; 0 where that is not known.
-[[noreturn]] void refuse_as_no_json(const std::string& path, const std::string& content, size_t offset) {
-  Pointer pointer;
-  try {
-    [[maybe_unused]] const json nothing = json::parse(content, std::ref(pointer));
-  } catch (const json::exception&) {
-    // Here again, and now with the way that led here.
-  }
-  std::string why = " is not JSON";
-  if (offset > content.size()) why += ": the file ends too early";
-  const auto place = content.begin() + static_cast<std::ptrdiff_t>(std::min(offset, content.size()));
-  if (offset > 0) why += " (line " + std::to_string(1 + std::count(content.begin(), place, '\n')) + ")";
-  Node{nullptr, pointer.text(), &path}.refuse(why.substr(1));
-}
-
+// Strictly: members that are there twice are refused, so that no two readers of a file differ in which one counts.
 json parse_file(const std::string& path) {
-  const std::string content = read_file(path);
   try {
-    return json::parse(content);
-  } catch (const json::parse_error& error) {
-    refuse_as_no_json(path, content, error.byte);
-  } catch (const json::exception&) {  // a number that no computer holds
-    refuse_as_no_json(path, content, 0);
+    const base::MappedFile file(path);
+    return package::parse_json({reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()}, path);
+  } catch (const base::Failure& failure) {
+    throw Error(failure.message());
   }
 }
 

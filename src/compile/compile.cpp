@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/failure.hpp"
+#include "base/mapped_file.hpp"
 #include "base/path.hpp"
 #include "compile/checkpoint.hpp"
 #include "compile/llm_isa.hpp"
@@ -183,6 +184,14 @@ std::vector<std::string> write_weight_files(const std::vector<BoundWeight>& weig
   return names;
 }
 
+// Before minutes of packing: what is there under a companion's name can be copied. A pipe would never end.
+void check_companions(const Options& options) {
+  for (const char* name : kCopiedFiles) {
+    const std::string path = options.model + "/" + name;
+    if (fs::exists(base::system_path(path))) const base::MappedFile readable(path);
+  }
+}
+
 void copy_companions(const Options& options) {
   for (const char* name : kCopiedFiles) {
     const fs::path source = fs::path(options.model) / name;
@@ -191,7 +200,10 @@ void copy_companions(const Options& options) {
     fs::remove(target, error);
     if (!fs::exists(source)) continue;
     fs::copy_file(source, target, fs::copy_options::overwrite_existing, error);
-    if (error) throw Failure(MKRT_ERROR_FILE, text(base::shown_path(target.string()), ": ", error.message()));
+    if (error) {
+      throw Failure(MKRT_ERROR_FILE, text(base::shown_path(source.string()), " cannot be copied to ",
+                                          base::shown_path(target.string()), ": ", error.message()));
+    }
   }
 }
 
@@ -227,6 +239,7 @@ void copy_images(const Options& options, const std::vector<package::Image>& imag
 void compile_model(const Options& options, const ProgressCallback& progress) {
   const ModelDescription model = read_model(options.model);
   const Choices choices = resolve_choices(options, model);
+  check_companions(options);
   Checkpoint checkpoint(options.model);
   Plan plan = lower(model, choices, llm_isa());
   check_counters(plan.program, model);

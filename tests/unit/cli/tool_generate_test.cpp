@@ -1,4 +1,5 @@
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 
 #include <cmath>
 #include <csignal>
@@ -180,9 +181,10 @@ TEST_CASE("a tokenizer that cannot be read is said when the model is compiled, a
   json unsupported = json::parse(std::ifstream(tokenizer));
   unsupported["model"]["byte_fallback"] = true;
   const std::pair<std::string, std::string> cases[] = {
-      {"{\"model\": {\n", ": /model is not JSON: the file ends too early (line 2)"},
+      {"{\"model\": {\n", ": line 2, byte 13 (/model/): is not JSON: the text ends too early"},
       {unsupported.dump(), ": /model/byte_fallback is true, which mkrt does not support"},
-      {"", " cannot be read or is empty"}};
+      {R"({"model": {}, "model": {}})", ": the root: has the member \"model\" twice"},
+      {"", ": line 1, byte 1: is not JSON: the text ends too early"}};
   for (const auto& [content, why] : cases) {
     CAPTURE(why);
     std::ofstream(tokenizer, std::ios::trunc) << content;
@@ -203,6 +205,37 @@ TEST_CASE("a tokenizer that cannot be read is said when the model is compiled, a
   const Outcome without = run_tool({"compile", model, "-o", package});
   CHECK(without.exit_code == 0);
   CHECK(without.errors.find("tokenizer.json does not exist; generate takes --prompt-ids") != std::string::npos);
+}
+
+TEST_CASE("a tokenizer that cannot be copied ends compile before it writes anything") {
+  const TemporaryFolder folder;
+  const std::string model = folder.path() + "/model", package = folder.path() + "/package";
+  const std::string tokenizer = model + "/tokenizer.json";
+  std::filesystem::copy(MKRT_TEST_DATA "/novelist", model);
+  const auto check_refused = [&](const std::string& why) {
+    const Outcome outcome = run_tool({"compile", model, "-o", package});
+    CHECK(outcome.exit_code == 1);
+    CHECK(outcome.errors == "mkrt: " + tokenizer + why + "\n");
+    CHECK_FALSE(std::filesystem::exists(package));
+  };
+  std::filesystem::remove(tokenizer);
+  std::filesystem::create_directory(tokenizer);
+  check_refused(": cannot be read: Is a directory");
+  std::filesystem::remove(tokenizer);
+  REQUIRE(mkfifo(tokenizer.c_str(), 0600) == 0);
+  check_refused(": is not a regular file");
+}
+
+TEST_CASE("a package that is not there is named, not the tokenizer that would be in it") {
+  const TemporaryFolder folder;
+  for (const std::string& missing : {folder.path() + "/missing", folder.path()}) {
+    for (const std::vector<std::string>& prompt : {std::vector<std::string>{"--prompt", "a"}, {"--prompt-ids", "1"}}) {
+      const Outcome outcome = run_tool({"generate", missing, prompt[0], prompt[1]});
+      CHECK(outcome.exit_code == 1);
+      CHECK(outcome.errors == "mkrt: " + missing + (missing == folder.path() ? "/program.json" : "") +
+                                  ": cannot be opened: No such file or directory\n");
+    }
+  }
 }
 
 TEST_CASE("a run says which device it took, and where it was not the one that a user may expect, why") {

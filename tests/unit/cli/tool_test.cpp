@@ -51,6 +51,14 @@ TEST_CASE("a command line that cannot be understood ends with code 2") {
   check_failure({"compile", "m", "-o", "p", "--ranks", "65"}, 2, "--ranks");
   check_failure({"bench", "p", "--tokens", "0"}, 2, "--tokens");
   check_failure({"inspect", "p", "--colour"}, 2, "--colour");
+  check_failure({"compile", "", "-o", "p"}, 2, "mkrt: MODEL: the path is empty; see mkrt compile --help");
+  check_failure({"compile", "m", "-o", ""}, 2, "mkrt: --output: the path is empty");
+  check_failure({"compile", "m", "-o", "p", "--images", ""}, 2, "mkrt: --images: the path is empty");
+  check_failure({"inspect", ""}, 2, "mkrt: PACKAGE: the path is empty");
+  check_failure({"generate", "", "--prompt", "a"}, 2, "mkrt: PACKAGE: the path is empty");
+  check_failure({"generate", "p", "--prompt", "a", "--tokenizer", ""}, 2, "mkrt: --tokenizer: the path is empty");
+  check_failure({"bench", ""}, 2, "mkrt: PACKAGE: the path is empty");
+  check_failure({"bench", "p", "--json", ""}, 2, "mkrt: --json: the path is empty");
 }
 
 TEST_CASE("help and version come on standard output") {
