@@ -254,6 +254,8 @@ uint32_t attention_combine(const mkrt_host_tile* tile) {
       for (size_t s = 0; s < splits; ++s) {
         const size_t from = s * group + head;
         const float weight = split_weight(element<float>(statistics, 0, 2 * from), largest);
+        // What a split without positions left is not looked at: it may be no number.
+        if (weight == 0) continue;
         sum_of_weights += weight * element<float>(statistics, 0, 2 * from + 1);
         for (size_t i = 0; i < count; ++i) sums[i] += weight * element<float>(partial, 0, from * head_size + first + i);
       }
