@@ -439,7 +439,7 @@ struct ConsumerState {
   PageRing pages;
   const unsigned char* page_memory = machine::page(0);
   InputLoads inputs;
-  uint32_t partials = 0;  // units handed to the store warps so far
+  uint32_t partials = 0;  // units handed to the store warp so far
   float squares = 0;      // lane b: this warp's share of sequence b's sum of squares
 };
 
@@ -459,7 +459,7 @@ __device__ inline bool begin_partial(const ConsumerState& state) {
   const uint32_t buffer = state.partials & 1;
   return machine::wait_warp(&shared().partial_free[buffer], ((state.partials >> 1) & 1) ^ 1);
 }
-// Hands it to the store warps.
+// Hands it to the store warp.
 __device__ inline void end_partial(ConsumerState& state) {
   __syncwarp();
   if (ptx::arrives()) ptx::barrier_arrive(&shared().partial_full[state.partials & 1]);
@@ -545,7 +545,7 @@ __device__ bool consume_chunk(const LinearShape& shape, ConsumerState& state, co
   return true;
 }
 
-// Leaves a unit's sums in a partial buffer for the store warps.
+// Leaves a unit's sums in a partial buffer for the store warp.
 template <uint32_t halves>
 __device__ void leave_sums(const LinearShape& shape, const ConsumerState& state,
                            const BlockSums (&sums)[halves][unit_row_blocks], uint32_t row_blocks) {

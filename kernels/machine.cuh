@@ -29,7 +29,7 @@ constexpr uint32_t tile_slots = 4;
 // A page holds 8 rows x 1024 columns of bf16: 16 KB, the size at which bulk copies reach the read limit.
 constexpr uint32_t page_bytes = 16384;
 constexpr uint32_t maximum_pages = 16;
-// What consumers hand to the store warps: 8 warps x 4 row blocks x 16 sequences x 8 rows of f32, and attention's parts.
+// what consumers hand to the store warp: 8 warps x 4 row blocks x 16 sequences x 8 rows of f32, and attention's parts.
 constexpr uint32_t partial_bytes = 18432;
 constexpr uint32_t maximum_batch = 16;
 
@@ -376,7 +376,7 @@ __device__ inline bool wait_all_counters(uint32_t place) {
   return true;
 }
 
-// ---- signalling (store warps) --------------------------------------------------------------------------------------
+// ---- signalling (store warp) --------------------------------------------------------------------------------------
 
 // Adds up a store warp's signals to one counter and sends them together: the release costs as much for many tiles as
 // for one (0.696 -> 0.664 ms for the chain of PERFORMANCE.md). Lane s has the record's signal s.

@@ -59,8 +59,8 @@ Demand largest_demand(const package::Program& program, const mkrt_image_info& in
 
 constexpr uint64_t buffer_alignment = 128;
 
-// Pages that stay for the ring when activations would like more: three on their way, two being eaten, and three more to
-// cover a wait (6 -> 8 took 1 % off, 9 cost a quarter, PERFORMANCE.md of kernels).
+// Pages that stay for the ring when activations would like more: three or four on their way, two being eaten, and
+// others to cover a wait (6 -> 8 took 1 % off, 9 cost a quarter, PERFORMANCE.md of kernels).
 constexpr uint32_t preferred_pages = 8;
 
 }  // namespace
