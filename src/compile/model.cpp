@@ -249,7 +249,7 @@ std::string read_rope_type(const Fields& settings, bool new_style) {
   settings.expect_flat("rotary settings for each kind of layer are not supported");
   // Early files call the field `type`, and some have both.
   const char* name = settings.find("rope_type") || !settings.find("type") ? "rope_type" : "type";
-  const std::string type = settings.string(name, new_style ? "default" : nullptr);
+  std::string type = settings.string(name, new_style ? "default" : nullptr);
   if (settings.string("type", type.c_str()) != type) settings.unsupported("type", "rope_type is another");
   if (type != "default" && type != "linear" && type != "llama3") {
     settings.unsupported(name, "supported are default, linear and llama3");
