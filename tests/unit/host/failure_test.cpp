@@ -50,7 +50,7 @@ Failing make_failing(uint32_t ranks) {
   builder.record("free", op_nothing);
   package::Record& root = builder.record("root", op_nothing);
   root.waits = {builder.wait(never, 1)};
-  root.signals = {builder.signal(links)};
+  root.signals = {builder.signal(links), builder.signal(never)};  // nobody else would: it waits for itself
   for (uint32_t i = 1; i < chain_length; ++i) {
     package::Record& link = builder.record("link", op_nothing);
     link.waits = {builder.wait(links + i - 1, 1)};
