@@ -1,6 +1,5 @@
-// The instructions without weights: embed, rotation, attention, attention_combine, choose and sum_partials. The eight
-// consumer warps work on a tile together, read its inputs from global memory and write its results there; the store
-// warp signals.
+// The short instructions: embed, rotation, attention_combine, choose and sum_partials. The eight consumer warps work on
+// a tile together, read its inputs from global memory and write its results there; the store warp signals.
 #pragma once
 
 #include "attention.cuh"

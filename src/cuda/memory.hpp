@@ -94,10 +94,10 @@ class PinnedMemory {
 // particular.
 //
 // It is the system's huge pages, registered with the driver, because what the driver itself allocates takes more than
-// twice the time: 0.43 to 0.52 ms a MB, of one thread after the other. Huge pages take 0.14 ms a MB when they are first
-// written to, on every thread at once, then 0.18 ms for 4 MB to be registered and 0.11 ms to be given back; copies from
-// both are as fast (one H200, 16 cores, driver 580.159.04, 2026-11-30). Where memory cannot be registered, the driver
-// allocates it.
+// twice the time: 0.6 to 0.7 ms a MB, of one thread after the other. Huge pages take 0.2 to 0.3 ms a MB when they are
+// first written to, on every thread at once, then 0.4 ms for 4 MB to be registered and 0.25 ms to be given back; copies
+// from both are as fast (one H200, 16 cores, driver 580.159.04, 2026-11-30; tests/bench/results). Where memory cannot
+// be registered, the driver allocates it.
 class StagingMemory {
  public:
   StagingMemory(std::shared_ptr<const DeviceContext> context, size_t bytes, const char* what);

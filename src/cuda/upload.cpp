@@ -17,8 +17,8 @@ namespace mkrt::cuda {
 namespace {
 
 // Each call of the driver takes about 10 us, one thread's after the other's, so that small pieces keep the copy engine
-// waiting: 12 threads bring 26, 37, 45 and 50.5 GB/s in pieces of 512 KB, 1, 2 and 4 MB, of the 55.4 GB/s that it moves
-// (one H200, 16 cores, driver 580.159.04, 2026-11-30; tests/bench/cuda/upload.cpp).
+// waiting: 12 threads bring 25, 36, 46 and 49 GB/s in pieces of 512 KB, 1, 2 and 4 MB, of the 55.4 GB/s that it moves
+// (one H200, 16 cores, driver 580.159.04, 2026-11-30; tests/bench/results).
 constexpr size_t largest_piece = size_t{4} << 20;
 // Reading less than this takes a thread less time (0.18 ms) than to start and to pin what it reads into.
 constexpr size_t smallest_piece = size_t{1} << 20;

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "gpu.hpp"
+#include "long_text.hpp"
 
 namespace mkrt::test {
 
@@ -12,30 +13,6 @@ namespace mkrt::test {
 inline void set_heads(nlohmann::ordered_json& config) {
   config["num_attention_heads"] = 8;
   config["num_key_value_heads"] = 2;
-}
-
-// A text of `count` tokens, as many to an execute as the context holds; then the logits that followed.
-struct RankText {
-  std::vector<int32_t> tokens;
-  std::vector<float> logits;
-  bool operator==(const RankText& other) const { return tokens == other.tokens && same_bits({logits}, {other.logits}); }
-};
-inline RankText write_text(Model& model, const Way& way, size_t count) {
-  constexpr size_t carried = 8;
-  RankText text;
-  std::vector<int32_t> prompt = read_golden().front().prompt_ids;
-  model.reset();
-  while (text.tokens.size() < count) {
-    model.set("positions", 0, 0);
-    model.start(0, prompt);
-    model.step(way, static_cast<uint32_t>(model.context - 1));
-    std::vector<int32_t> list(model.context, -1);
-    model.session().read<int32_t>(model.program().find_tensor("tokens"), list);
-    text.tokens.insert(text.tokens.end(), list.begin() + static_cast<ptrdiff_t>(prompt.size()), list.end());
-    prompt.assign(list.end() - carried, list.end());
-  }
-  text.logits = model.logits(0);
-  return text;
 }
 
 // Golden cases, random models against the float64 decoder and against one rank, many steps in one execute.
@@ -55,10 +32,10 @@ inline void check_rank_results(const Target& target) {
 inline void check_long_runs(const Target& target) {
   const Novelist novelist(target);
   Model model(novelist.package(), target);
-  const RankText first = write_text(model, {MKRT_QUEUE_DYNAMIC, 0}, 10'000);
+  const LongText first = write_long_text(model, {MKRT_QUEUE_DYNAMIC, 0}, 10'000);
   CHECK(first.tokens.size() >= 10'000);
-  CHECK(first == write_text(model, {MKRT_QUEUE_DYNAMIC, 0}, 10'000));
-  CHECK(first == write_text(model, {MKRT_QUEUE_STATIC, 0}, 10'000));
+  CHECK(first == write_long_text(model, {MKRT_QUEUE_DYNAMIC, 0}, 10'000));
+  CHECK(first == write_long_text(model, {MKRT_QUEUE_STATIC, 0}, 10'000));
 }
 
 // A cancel stops all ranks within 5 ms, a fault is that of the tile that found it, and a reset session works as a new
