@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Compares what mkrt decodes on the GPU with the transformers library in float32 on the same weights.
 
-For every shape and batch, decode_logits lets the package choose 64 tokens after 8 given ones, in both queue modes and
-with several limits of SMs. transformers then computes the logits of the same tokens in one pass, in float32, without
-TF32 and with plain attention. The error of a position is |logits - reference| / |reference|, Euclidean over the
-vocabulary. Writes one JSON file; fails where an error is 1e-2 or more, or is no number.
+decode_logits lets the package of every shape and batch choose 64 tokens after 8 given ones, in both queue modes and
+with several limits of SMs; one run does all of them, because those on one SM run side by side. transformers then
+computes the logits of the same tokens in one pass, in float32, without TF32 and with plain attention. The error of a
+position is |logits - reference| / |reference|, Euclidean over the vocabulary. Writes one JSON file; fails where an error
+is 1e-2 or more, or is no number.
 """
 import argparse
 import json
@@ -12,6 +13,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -50,13 +52,33 @@ def errors(path, shape, reference):
     return torch.stack(found)
 
 
-def check_package(arguments, model, package, output):
-    ways = [limit if ":" in limit else f"{limit}:{arguments.positions}" for limit in arguments.sm_limits]
-    command = [arguments.decode_logits, package, output, str(arguments.positions), *ways]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=arguments.timeout)
-    if done.returncode != 0:
-        raise RuntimeError(f"decode_logits ended with {done.returncode}: {done.stderr.strip()[-500:]}")
-    report = json.loads(done.stdout)
+def decode(arguments, packages):
+    """What decode_logits reports of each package; of those that it did not come to, nothing."""
+    positions = arguments.positions
+    ways = ",".join(limit if ":" in limit else f"{limit}:{positions}" for limit in arguments.sm_limits)
+    # As many work queues as there can be: kernels on streams that share one wait for each other.
+    environment = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    reports = {}
+    with tempfile.TemporaryFile("w+") as lines:
+        command = [arguments.decode_logits, "cuda", str(positions), ways, *packages]
+        try:
+            subprocess.run(command, stdout=lines, env=environment, timeout=arguments.timeout)
+        except subprocess.TimeoutExpired:
+            print(f"decode_logits took more than {arguments.timeout:.0f} s", flush=True)
+        lines.seek(0)
+        for line in lines:
+            if line.endswith("\n"):  # it may have been ended in the middle of one
+                report = json.loads(line)
+                reports[report.pop("package")] = report
+    return reports
+
+
+def check_package(arguments, model, package, report):
+    if report is None:
+        raise RuntimeError("decode_logits did not come to an end with it")
+    if "failure" in report:
+        raise RuntimeError(f"decode_logits: {report['failure']}")
+    output = f"{package}.out"
     batch, vocabulary, prompt = report["batch"], report["vocabulary"], report["prompt_length"]
     tokens = numpy.fromfile(f"{output}.tokens", dtype=numpy.int32).reshape(batch, prompt + arguments.positions)
     reference = reference_logits(model, tokens, prompt - 1)
@@ -83,7 +105,7 @@ def main():
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 3, 16])
     parser.add_argument("--positions", type=int, default=64)
     parser.add_argument("--sm-limits", nargs="+", default=["0", "64", "1"], help="LIMIT or LIMIT:POSITIONS; 0: all")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds for one package")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for decode_logits")
     arguments = parser.parse_args()
 
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -99,6 +121,11 @@ def main():
         "cases": [],
     }
     failures = 0
+    packages = {(s, b): str(arguments.models / s / f"batch-{b}") for s in arguments.shapes for b in arguments.batches}
+    begin = time.monotonic()
+    reports = decode(arguments, list(packages.values()))
+    result["decode_seconds"] = time.monotonic() - begin
+    print(f"decoded {len(reports)} of {len(packages)} packages in {result['decode_seconds']:.1f} s", flush=True)
     for shape in arguments.shapes:
         model = None
         for batch in arguments.batches:
@@ -107,8 +134,8 @@ def main():
             try:
                 if model is None:
                     model = load_model(arguments.models / shape / "model")
-                package = arguments.models / shape / f"batch-{batch}"
-                case.update(check_package(arguments, model, str(package), str(package) + ".out"))
+                package = packages[shape, batch]
+                case.update(check_package(arguments, model, package, reports.get(package)))
                 ok = all(way["ok"] for way in case["ways"])
                 largest = max(way["largest_error"] for way in case["ways"])
                 same = all(way["same_bits_as_first"] for way in case["ways"])

@@ -11,7 +11,6 @@
 # From the environment:
 #   COMMIT  what is measured; otherwise git is asked
 #   ALL=1   cubins for every architecture, instead of the present GPU's alone
-#   FULL=1  64 positions on one SM for large models too, instead of 8
 #   LIMIT   seconds for everything, 540: what would take longer is cut off
 #   BUILD   build folder, build/gpu
 #   WORK    folder for models and packages, some 50 GB, kept for the next run; in memory where there is plenty
@@ -29,7 +28,6 @@ export WORK
 
 shapes=(llama-3.2-1b qwen2.5-0.5b qwen3-0.6b smollm-135m)
 big_shape=llama-3.1-8b
-large_shapes=(llama-3.2-1b qwen2.5-0.5b qwen3-0.6b)  # one SM takes 20 to 100 ms for a step of these
 batches=(1 3 16)
 context=2048  # of every package: the largest that is measured is 1024
 steps=(build gpu-tests sanitizer racecheck reference bench)
@@ -81,8 +79,7 @@ do_tests() {
 
 # do_sanitize TOOL: few SMs, because the tool slows every access and results do not depend on their number.
 do_sanitize() {
-  compute-sanitizer --tool "$1" --error-exitcode 9 "$(program decode_logits)" "$WORK/novelist/batch-1" \
-    "$WORK/sanitized-$1" 4 8 1
+  compute-sanitizer --tool "$1" --error-exitcode 9 "$(program decode_logits)" cuda 4 8,1 "$WORK/novelist/batch-1"
 }
 
 # Kernels in which racecheck can follow the order between warps, and novelist's package with them.
@@ -96,16 +93,14 @@ do_racecheck_build() {
 
 # One token in, one out, in both queue modes: racecheck follows every access to shared memory.
 do_racecheck() {
-  compute-sanitizer --tool racecheck --racecheck-report analysis --error-exitcode 9 "$(program decode_logits)" \
-    "$WORK/novelist/racecheck" "$WORK/sanitized-racecheck" 1+1 8
+  compute-sanitizer --tool racecheck --racecheck-report analysis --error-exitcode 9 \
+    "$(program decode_logits)" cuda 1+1 8 "$WORK/novelist/racecheck"
 }
 
-# do_reference OUTPUT SM-LIMITS SHAPE...
 do_reference() {
-  local limits
-  read -ra limits <<<"$2"
+  : >"$1"
   python3 tests/gpu/reference.py --decode-logits "$(program decode_logits)" --models "$WORK" --output "$1" \
-    --batches "${batches[@]}" --sm-limits "${limits[@]}" --shapes "${@:3}"
+    --batches "${batches[@]}" --sm-limits 0 64 1 --shapes "${shapes[@]}"
 }
 
 do_execute_cost() { "$(program mkrt_bench_cuda_execute_cost)" "$WORK/novelist/batch-1" >"$1"; }
@@ -272,16 +267,7 @@ fi
 
 if wanted reference; then
   log=/dev/null
-  one_sm=1:8 large_limit=200
-  [[ -z ${FULL:-} ]] || one_sm=1 large_limit=420
-  small_shapes=()
-  for shape in "${shapes[@]}"; do
-    [[ " ${large_shapes[*]} " == *" $shape "* ]] || small_shapes+=("$shape")
-  done
-  attempt "reference, large models" "$large_limit" reference "$WORK/large.json" "0 64 $one_sm" "${large_shapes[@]}"
-  attempt "reference, small models" 100 reference "$WORK/small.json" "0 64 1" "${small_shapes[@]}"
-  cat "$WORK/large.json" "$WORK/small.json" >"$prefix-reference.json" 2>/dev/null
-  rm -f "$WORK/large.json" "$WORK/small.json"
+  attempt "logits of transformers" 420 reference "$prefix-reference.json"
   finish_json "$prefix-reference.json"
 fi
 
