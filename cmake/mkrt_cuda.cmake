@@ -4,8 +4,8 @@
 include_guard(GLOBAL)
 
 option(MKRT_KERNELS "Build the kernels where there is an nvcc" ON)
-set(MKRT_CUDA_ARCHITECTURES sm_80 sm_90a sm_100 sm_120
-    CACHE STRING "Targets that cubins are made for: A100, H100/H200, B200, RTX 50")
+set(MKRT_CUDA_ARCHITECTURES sm_80 sm_86 sm_90a sm_100 sm_120
+    CACHE STRING "Targets that cubins are made for: A100, RTX 30 and 40, H100/H200, B200, RTX 50")
 
 # Sources use what CUDA 13 brought; cmake/tools.env pins the release that `./run` installs.
 function(_mkrt_nvcc_is_usable out_usable nvcc)

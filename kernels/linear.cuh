@@ -1,9 +1,9 @@
 // Matrix-vector products: linear, linear_swiglu and linear_best of mkrt.llm.
 //
-// A tile is `tile_rows` rows of packed weights. It is worked on in units of at most 4 row blocks (32 rows) and at most
-// `columns_per_unit` columns, as many as fit an activation buffer; the usual tile is one unit. Pages come in the order
-// of units, in a unit in order of 1024-column chunks, in a chunk in order of row blocks. All roles derive this order
-// from the record alone.
+// A tile is `tile_rows` rows of packed weights. It is worked on in units of at most `unit_row_blocks` row blocks of 8
+// rows and at most `columns_per_unit` columns, as many as fit an activation buffer; the usual tile is one unit. Pages
+// come in the order of units, in a unit in order of chunks of a page's columns, in a chunk in order of row blocks. All
+// roles derive this order from the record alone. Packed weights do not depend on it: a page is part of a row block.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,15 +18,16 @@ using machine::launch;
 using machine::Ring;
 using machine::shared;
 using machine::TileSlot;
+using machine::unit_row_blocks;
 
 constexpr uint32_t block_rows = 8;
 constexpr uint32_t block_columns = 32;
 constexpr uint32_t block_bytes = block_rows * block_columns * 2;
 constexpr uint32_t page_columns = machine::page_bytes / (block_rows * 2);
 constexpr uint32_t page_blocks = page_columns / block_columns;
-constexpr uint32_t unit_row_blocks = 4;
-// Where a unit has to be narrower than the matrix, it is a multiple of this: two blocks for each consumer warp.
-constexpr uint32_t unit_step = 512;
+// Where a unit has to be narrower than the matrix, it is a multiple of this: two blocks for each consumer warp, or one
+// where two of the largest batch would not fit.
+constexpr uint32_t unit_step = machine::small_machine ? 256 : 512;
 // Bytes that each row of an activation buffer is longer than its columns, so that the rows that one load touches lie
 // in different banks.
 constexpr uint32_t row_padding = 64;
@@ -306,9 +307,9 @@ __device__ inline void finish_inputs(const LinearShape& shape, const InputPlan& 
 
 // ---- consumer warps -------------------------------------------------------------------------------------------------
 
-// Column blocks of a page that each consumer warp works on: warp w on w, w + 8, w + 16, w + 24.
+// Column blocks of a page that each consumer warp works on: warp w on w, w + 8, ...
 constexpr uint32_t warp_blocks = page_blocks / machine::consumer_warps;
-static_assert(warp_blocks == 4);
+static_assert(page_blocks % machine::consumer_warps == 0);
 
 // Turns the column blocks that this warp will multiply from f32 into pairs of bf16, in place: in the 8 bytes of two
 // neighbouring columns their rounded values, then what rounding left. 16 bytes are then one operand of a product. The
@@ -470,8 +471,8 @@ __device__ inline void end_partial(ConsumerState& state) {
 constexpr uint32_t pages_at_once = 2;
 static_assert(unit_row_blocks % pages_at_once == 0);
 
-// Multiplies one chunk of a unit's columns, `count` blocks of at most 1024 columns: this warp's blocks of the pages of
-// up to four row blocks. `halves`: of sixteen sequences. The activations of one half stay in registers from page to
+// Multiplies one chunk of a unit's columns, the `count` blocks of a page: this warp's blocks of the pages of all row
+// blocks. `halves`: of sixteen sequences. The activations of one half stay in registers from page to
 // page; those of two would take too many.
 template <uint32_t halves>
 __device__ bool consume_chunk(const LinearShape& shape, ConsumerState& state, const unsigned char* activations,

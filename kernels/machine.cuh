@@ -26,12 +26,22 @@ constexpr uint32_t block_threads = block_warps * 32;
 // Tiles that are somewhere between fetch and store at a time: one on its way from the queue, one being loaded, one
 // computed, one stored. More would take dynamic tiles away from blocks that are free sooner.
 constexpr uint32_t tile_slots = 4;
-// A page holds 8 rows x 1024 columns of bf16: 16 KB, the size at which bulk copies reach the read limit.
-constexpr uint32_t page_bytes = 16384;
+// Chips with 99 KB of shared memory a block get a machine with pages and units of half the size. By their data sheets
+// memory gives each of their SMs 5 to 15 bytes a ns, an H200's gets 35: half the bytes on their way and a quarter of
+// the ring last about as long.
+constexpr bool small_machine = MKRT_CHIP_SHARED_MEMORY < 128 * 1024;
+// A page holds 8 rows x 1024 columns of bf16: 16 KB, the size at which bulk copies reach an H200's read limit.
+constexpr uint32_t page_bytes = small_machine ? 8192 : 16384;
 constexpr uint32_t maximum_pages = 16;
-// what consumers hand to the store warp: 8 warps x 4 row blocks x 16 sequences x 8 rows of f32, and attention's parts.
-constexpr uint32_t partial_bytes = 18432;
+// Pages that stay for the ring when activations would like more: three or four on their way, two being eaten, and
+// others to cover a wait (6 -> 8 took 1 % off, 9 cost a quarter, PERFORMANCE.md).
+constexpr uint32_t preferred_pages = small_machine ? 4 : 8;
+// Blocks of 8 rows that are worked on together.
+constexpr uint32_t unit_row_blocks = small_machine ? 2 : 4;
 constexpr uint32_t maximum_batch = 16;
+// What consumers hand to the store warp: 8 warps x unit_row_blocks x 16 sequences x 8 rows of f32, or attention's parts
+// of as many heads as fit: of 64 elements eight, in a small machine seven.
+constexpr uint32_t partial_bytes = small_machine ? 8448 : 18432;
 
 // Room for what an instruction set prepares.
 constexpr uint32_t prepared_bytes = 96;
@@ -60,9 +70,9 @@ struct Shared {
   TileSlot slot[tile_slots];
   alignas(16) unsigned char partial[2][partial_bytes];
   float sum_of_squares[2][consumer_warps][maximum_batch];
-  // Of the same units: what is added to the products of 4 row blocks of 8 rows.
-  alignas(16) float residual[2][4][maximum_batch][8];
-  alignas(16) float bias[2][4][8];
+  // Of the same units: what is added to the products.
+  alignas(16) float residual[2][unit_row_blocks][maximum_batch][8];
+  alignas(16) float bias[2][unit_row_blocks][8];
   // The launch's parameters: where they arrive, in constant memory, the compiler reaches them through the L1 cache once
   // a pointer to them is passed on, and every acquire empties that cache (PERFORMANCE.md).
   mkrt_launch launch;

@@ -226,7 +226,14 @@ constexpr mkrt_image_info image_info() {
   info.fixed_shared_bytes = machine::fixed_shared_bytes;
   info.page_bytes = machine::page_bytes;
   info.minimum_pages = 2;
+  info.preferred_pages = machine::preferred_pages;
   info.maximum_pages = machine::maximum_pages;
+#ifdef MKRT_SHARED_MEMORY
+  info.maximum_shared_bytes = MKRT_SHARED_MEMORY;
+#else
+  // Whatever the device has: other chips of its family may have more than the one that the machine was made for.
+  info.maximum_shared_bytes = UINT32_MAX;
+#endif
   info.row_padding = row_padding;
   info.minimum_row_bytes = unit_step * 4;
   info.staged_operands[isa::opcode_linear] = 1u << isa::linear::x | 1u << isa::linear::norm;

@@ -1,4 +1,4 @@
-// One small function for each PTX instruction that the kernels use, and the one switch between generations.
+// One small function for each PTX instruction that the kernels use, and the switches between chips.
 //
 // Names say what the instruction does, not what it is called. Nothing here knows of schedules.
 #pragma once
@@ -10,6 +10,18 @@
 #define MKRT_BULK_COPY 1
 #else
 #define MKRT_BULK_COPY 0
+#endif
+
+// Bytes of shared memory that a block may have on the chip: 163 KB on 8.0 and 8.7, 99 KB on the others of 8.x and on
+// 12.x, 227 KB on those between. Defined from outside, kernels are as for chips with so much, whatever theirs has.
+#ifdef MKRT_SHARED_MEMORY
+#define MKRT_CHIP_SHARED_MEMORY MKRT_SHARED_MEMORY
+#elif !defined(__CUDA_ARCH__) || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200)
+#define MKRT_CHIP_SHARED_MEMORY 232448
+#elif __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 870
+#define MKRT_CHIP_SHARED_MEMORY 166912
+#else
+#define MKRT_CHIP_SHARED_MEMORY 101376
 #endif
 
 namespace mkrt::ptx {

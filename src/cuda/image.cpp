@@ -35,8 +35,9 @@ uint64_t staged_bytes(const package::Record& record, const package::Program& pro
     const package::Operand& operand = *record.operands[k];
     uint64_t row = operand.size * package::dtype_size(program.tensors[operand.tensor].dtype);
     row = (row + 127) / 128 * 128;
-    if (least && info.whole[record.opcode] == 0) row = std::min<uint64_t>(row, info.minimum_row_bytes);
-    last_row = row + info.row_padding;
+    const bool whole = info.whole[record.opcode] != 0;
+    if (least && !whole) row = std::min<uint64_t>(row, info.minimum_row_bytes);
+    last_row = row + (whole ? 0 : info.row_padding);
     bytes += operand.rows * last_row;
   }
   return bytes + info.more_rows[record.opcode] * last_row;
@@ -58,10 +59,6 @@ Demand largest_demand(const package::Program& program, const mkrt_image_info& in
 }
 
 constexpr uint64_t buffer_alignment = 128;
-
-// Pages that stay for the ring when activations would like more: three or four on their way, two being eaten, and
-// others to cover a wait (6 -> 8 took 1 % off, 9 cost a quarter, PERFORMANCE.md of kernels).
-constexpr uint32_t preferred_pages = 8;
 
 }  // namespace
 
@@ -101,7 +98,9 @@ const package::Image& choose_image(const package::Program& program, int major, i
                                  "; it has ", targets.empty() ? "none at all" : targets));
 }
 
-SharedMemoryPlan plan_shared_memory(const package::Program& program, const mkrt_image_info& info, uint32_t available) {
+SharedMemoryPlan plan_shared_memory(const package::Program& program, const mkrt_image_info& info,
+                                    uint32_t device_bytes) {
+  const uint32_t available = std::min(device_bytes, info.maximum_shared_bytes);
   const auto round = [](uint64_t bytes) {
     return (bytes + buffer_alignment - 1) / buffer_alignment * buffer_alignment;
   };
@@ -111,11 +110,12 @@ SharedMemoryPlan plan_shared_memory(const package::Program& program, const mkrt_
   if (needed > available) {
     throw base::Failure(MKRT_ERROR_UNSUPPORTED,
                         base::text("record ", base::quoted(least.record->label), " needs ", needed,
-                                   " bytes of shared memory in a block, and the device has ", available));
+                                   " bytes of shared memory in a block, and the ",
+                                   available == device_bytes ? "device has " : "image takes at most ", available));
   }
   // Whole rows where they leave the ring its pages, pieces of rows otherwise.
   const uint64_t wanted = round(largest_demand(program, info, false).bytes);
-  const uint64_t reserved = info.fixed_shared_bytes + uint64_t{preferred_pages} * info.page_bytes;
+  const uint64_t reserved = info.fixed_shared_bytes + uint64_t{info.preferred_pages} * info.page_bytes;
   const uint64_t share = available > reserved ? (available - reserved) / 2 / buffer_alignment * buffer_alignment : 0;
   SharedMemoryPlan plan;
   plan.activation_bytes = static_cast<uint32_t>(std::max(round(least.bytes), std::min(wanted, share)));
@@ -176,7 +176,8 @@ void LoadedImage::check(const package::Program& program, const std::string& file
                       ", the program's ", program.isa.name, " has ", program.isa.fingerprint));
   }
   if (program.isa.opcodes.size() > MKRT_IMAGE_OPCODES) refuse("cannot have that many opcodes");
-  if (info_.page_bytes == 0 || info_.minimum_pages == 0 || info_.maximum_pages < info_.minimum_pages) {
+  if (info_.page_bytes == 0 || info_.minimum_pages == 0 || info_.preferred_pages < info_.minimum_pages ||
+      info_.maximum_pages < info_.preferred_pages) {
     refuse("asks for an impossible ring of pages");
   }
   const Result kernel_found = driver.module_function(&kernel_, module_, "mkrt_run");

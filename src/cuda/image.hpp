@@ -25,8 +25,10 @@ struct SharedMemoryPlan {
   uint32_t page_count = 0;
   uint32_t total_bytes = 0;
 };
-// Throws Failure(UNSUPPORTED) where the device has too little: with the record that needs most.
-SharedMemoryPlan plan_shared_memory(const package::Program& program, const mkrt_image_info& info, uint32_t available);
+// `device_bytes`: what the device has for a block. Throws Failure(UNSUPPORTED) where that is too little: with the
+// record that needs most.
+SharedMemoryPlan plan_shared_memory(const package::Program& program, const mkrt_image_info& info,
+                                    uint32_t device_bytes);
 
 class LoadedImage {
  public:

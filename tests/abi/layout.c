@@ -287,7 +287,9 @@ static void print_structs(void) {
   FIELD(mkrt_image_info, fixed_shared_bytes);
   FIELD(mkrt_image_info, page_bytes);
   FIELD(mkrt_image_info, minimum_pages);
+  FIELD(mkrt_image_info, preferred_pages);
   FIELD(mkrt_image_info, maximum_pages);
+  FIELD(mkrt_image_info, maximum_shared_bytes);
   FIELD(mkrt_image_info, row_padding);
   FIELD(mkrt_image_info, minimum_row_bytes);
   FIELD(mkrt_image_info, staged_operands);

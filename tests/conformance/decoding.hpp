@@ -295,6 +295,12 @@ inline void check_unusual_models(const Target& target) {
     config["attention_bias"] = true;
     config["head_dim"] = 256;
   });
+  // More heads of a group than a GPU works on at once.
+  check_random_model(target, "tiny-llama", 2, 2, [](auto& config) {
+    config["num_attention_heads"] = 9;
+    config["num_key_value_heads"] = 1;
+    config["head_dim"] = 128;
+  });
   check_random_model(target, "tiny-mistral", 1, 0, [](auto& config) {
     config["head_dim"] = 2;
     config["vocab_size"] = 8209;

@@ -21,7 +21,7 @@ TEST_CASE("random models of every family decode as a float64 decoder does, in ev
 }
 
 TEST_CASE(
-    "attention biases, linear rotary scaling, wide heads and a large vocabulary decode as the float64 decoder does") {
+    "attention biases, linear rotary scaling, unusual heads and vocabularies decode as the float64 decoder does") {
   check_unusual_models(gpu());
 }
 

@@ -1,6 +1,7 @@
-// The kernels that this build made.
+// The kernels that this build made, or those in the folder that MKRT_TEST_KERNELS of the environment names.
 #pragma once
 
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -9,11 +10,12 @@
 
 namespace mkrt::test {
 
-// "mkrt_llm.sm_90a.cubin" in the build's kernel folder is an image for target sm_90a.
+// "mkrt_llm.sm_90a.cubin" in the kernel folder is an image for target sm_90a.
 inline std::vector<mkrt::compile::ImageFile> kernel_images() {
   std::vector<mkrt::compile::ImageFile> images;
+  const char* const folder = std::getenv("MKRT_TEST_KERNELS");
   std::error_code missing;
-  for (const auto& file : std::filesystem::directory_iterator(MKRT_KERNEL_FOLDER, missing)) {
+  for (const auto& file : std::filesystem::directory_iterator(folder ? folder : MKRT_KERNEL_FOLDER, missing)) {
     const std::string name = file.path().filename().string(), prefix = "mkrt_llm.", suffix = ".cubin";
     if (!name.starts_with(prefix) || !name.ends_with(suffix)) continue;
     images.push_back({name.substr(prefix.size(), name.size() - prefix.size() - suffix.size()), file.path().string()});

@@ -4,8 +4,8 @@
 #
 #   tests/gpu/run.sh [STEP...] [RESULTS-FOLDER]
 #
-# Steps: build gpu-tests sanitizer racecheck reference bench; all of them where none is named. A step that fails or
-# takes too long does not stop the others. Results go to RESULTS-FOLDER (tests/bench/results) as DATE-GPU-WHAT.json and
+# Steps: build gpu-tests small-memory sanitizer racecheck reference bench; all of them where none is named. A step that
+# fails or takes too long does not stop the others. Results go to RESULTS-FOLDER (tests/bench/results) as DATE-GPU-WHAT.json and
 # .txt, each with device, driver, date and commit; a table of what passed comes last.
 #
 # From the environment:
@@ -30,7 +30,8 @@ shapes=(llama-3.2-1b qwen2.5-0.5b qwen3-0.6b smollm-135m)
 big_shape=llama-3.1-8b
 batches=(1 3 16)
 context=2048  # of every package: the largest that is measured is 1024
-steps=(build gpu-tests sanitizer racecheck reference bench)
+small_batches=(1 16)
+steps=(build gpu-tests small-memory sanitizer racecheck reference bench)
 
 # ---- What steps do: each of these runs in a process of its own, with a time limit ----------------------------------
 
@@ -75,6 +76,31 @@ do_tests() {
   local gpus
   gpus=$(nvidia-smi --list-gpus 2>/dev/null | wc -l)
   MKRT_REQUIRE_GPU=$((gpus > 1 ? gpus : 1)) ctest --test-dir "$BUILD" -L gpu -V --no-tests=error
+}
+
+# Kernels as for chips with 99 KB of shared memory a block, which take no more on this one either.
+do_small_build() {
+  configure "$BUILD/small-memory" -DMKRT_SHARED_MEMORY=$((99 * 1024)) || return
+  cmake --build "$BUILD/small-memory" -j "${JOBS:-$(nproc)}" --target mkrt_kernels
+}
+do_small_tests() {
+  MKRT_REQUIRE_GPU=1 MKRT_TEST_KERNELS=$BUILD/small-memory/kernels "$(program gpu_test)" --source-file='*decoding_test*'
+}
+# do_small_reference OUTPUT: packages with those kernels, and links to everything else.
+do_small_reference() {
+  local work folder shape batch
+  work=$(realpath "$WORK")
+  folder=$work/small-memory
+  rm -rf "$folder"
+  for shape in "${shapes[@]}"; do
+    mkdir -p "$folder/$shape" && ln -s "$work/$shape/model" "$folder/$shape/model" || return
+    for batch in "${small_batches[@]}"; do
+      cp -rs "$work/$shape/batch-$batch" "$folder/$shape/" || return
+      cp --remove-destination "$BUILD"/small-memory/kernels/*.cubin "$folder/$shape/batch-$batch" || return
+    done
+  done
+  python3 tests/gpu/reference.py --decode-logits "$(program decode_logits)" --models "$folder" --output "$1" \
+    --batches "${small_batches[@]}" --sm-limits 0 --shapes "${shapes[@]}"
 }
 
 # do_sanitize TOOL: few SMs, because the tool slows every access and results do not depend on their number.
@@ -141,7 +167,7 @@ for argument in "$@"; do
       sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$script"
       exit 0
       ;;
-    build | gpu-tests | sanitizer | racecheck | reference | bench) chosen+=("$argument") ;;
+    build | gpu-tests | small-memory | sanitizer | racecheck | reference | bench) chosen+=("$argument") ;;
     -*)
       printf 'unknown option %s\n' "$argument" >&2
       exit 2
@@ -243,12 +269,23 @@ if wanted gpu-tests; then
   attempt "tests on the GPU" 240 tests
 fi
 
-if wanted reference || wanted bench; then
+if wanted reference || wanted bench || wanted small-memory; then
   log=/dev/null
   attempt "models and packages" 150 packages "${shapes[@]}"
 elif wanted sanitizer || wanted racecheck; then
   log=/dev/null
   attempt "novelist's package" 30 packages
+fi
+
+if wanted small-memory; then
+  log=/dev/null
+  if attempt "kernels for 99 KB" 150 small_build; then
+    open_log small-memory
+    attempt "tests on 99 KB" 120 small_tests
+    log=/dev/null
+    attempt "logits on 99 KB" 120 small_reference "$prefix-small-memory.json"
+    finish_json "$prefix-small-memory.json"
+  fi
 fi
 
 if wanted sanitizer; then

@@ -13,7 +13,7 @@
 #include "mkrt/mkrt.h" /* mkrt_trace_tile */
 
 /* Grows whenever a struct of this header or of table.h changes. Since 0.1. */
-#define MKRT_LAUNCH_VERSION 5u
+#define MKRT_LAUNCH_VERSION 6u
 
 /* Opcodes that an image may have. Since 0.1. */
 enum { MKRT_IMAGE_OPCODES = 64 };
@@ -28,17 +28,19 @@ typedef struct mkrt_image_info {
   uint32_t fixed_shared_bytes; /* shared memory of a block besides pages and activations */
   uint32_t page_bytes;         /* of the ring of weight pages */
   uint32_t minimum_pages;
+  uint32_t preferred_pages; /* kept for the ring where activations would like more than their least */
   uint32_t maximum_pages;
+  uint32_t maximum_shared_bytes; /* of a block, however much the device has */
   /* Operands that the kernel brings into an activation buffer, bit k for operand k of an opcode. A row takes its bytes
-   * rounded up to 128, and row_padding. */
+   * rounded up to 128, and row_padding where the opcode is not in `whole`. */
   uint32_t row_padding;
   uint32_t minimum_row_bytes; /* rows of opcodes that are not in `whole` may be brought in pieces of this size */
   uint32_t staged_operands[MKRT_IMAGE_OPCODES];
   uint8_t whole[MKRT_IMAGE_OPCODES];     /* 1: the opcode's staged operands must fit as they are */
   uint8_t more_rows[MKRT_IMAGE_OPCODES]; /* and so many more rows of the size of the last of them */
 } mkrt_image_info;
-MKRT_STATIC_ASSERT(offsetof(mkrt_image_info, staged_operands) == 48);
-MKRT_STATIC_ASSERT(sizeof(mkrt_image_info) == 432);
+MKRT_STATIC_ASSERT(offsetof(mkrt_image_info, staged_operands) == 56);
+MKRT_STATIC_ASSERT(sizeof(mkrt_image_info) == 440);
 
 /* Which tile gave up, and why. The launch's last block copies it to host memory. Since 0.1. */
 typedef struct mkrt_report {

@@ -1022,7 +1022,9 @@ FakeImage::FakeImage(uint64_t isa_fingerprint) {
   info.fixed_shared_bytes = 40'000;
   info.page_bytes = 16'384;
   info.minimum_pages = 2;
+  info.preferred_pages = 8;
   info.maximum_pages = 16;
+  info.maximum_shared_bytes = UINT32_MAX;
   info.row_padding = 16;
   info.minimum_row_bytes = 4096;
 }

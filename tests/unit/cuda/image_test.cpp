@@ -60,6 +60,7 @@ TEST_CASE("a device gets its own architecture before its family, the nearest old
   CHECK(best_of({"compute_90", "sm_90"}, 9, 0) == "sm_90");
   CHECK(best_of({"sm_100f", "sm_100a", "sm_100"}, 10, 0) == "sm_100a");
   CHECK(best_of({"sm_100f", "sm_100a", "sm_103"}, 10, 3) == "sm_100f");
+  CHECK(best_of({"sm_80", "sm_86"}, 8, 0) == "sm_80");
   CHECK(best_of({"sm_80", "sm_86"}, 8, 9) == "sm_86");
   CHECK(best_of({"sm_86", "sm_80", "sm_89"}, 8, 6) == "sm_86");
   CHECK(best_of({"compute_80", "sm_80"}, 8, 9) == "sm_80");
@@ -121,6 +122,14 @@ TEST_CASE("an image that was built for something else is refused before it is la
     image.info.page_bytes = 0;
     check_refused(image, "impossible ring");
   }
+  SUBCASE("a ring that prefers fewer pages than it needs") {
+    image.info.preferred_pages = image.info.minimum_pages - 1;
+    check_refused(image, "impossible ring");
+  }
+  SUBCASE("a ring that prefers more pages than it can have") {
+    image.info.preferred_pages = image.info.maximum_pages + 1;
+    check_refused(image, "impossible ring");
+  }
   SUBCASE("more shared memory than the device has") {
     check_refused(image, "bytes of shared memory", {.shared_memory = 70'000});
   }
@@ -175,9 +184,44 @@ TEST_CASE("shared memory goes to whole rows as long as the ring keeps its pages,
   CHECK(plan_shared_memory(program, info, available(2, piece)).page_count == 2);
   const base::Failure failure = failure_of([&] { plan_shared_memory(program, info, available(2, piece) - 1); });
   CHECK(failure.status() == MKRT_ERROR_UNSUPPORTED);
-  CHECK(failure.message().find("\"wide\"") != std::string::npos);
-  // Where rows must be whole, pieces do not help.
+  CHECK(failure.message() == base::text("record \"wide\" needs ", available(2, piece),
+                                        " bytes of shared memory in a block, and the device has ",
+                                        available(2, piece) - 1));
+  // Where rows must be whole, pieces do not help; such rows are not padded.
   info.whole[0] = 1;
   CHECK(failure_of([&] { plan_shared_memory(program, info, available(2, piece)); }).status() == MKRT_ERROR_UNSUPPORTED);
-  CHECK(plan_shared_memory(program, info, available(2, whole)).activation_bytes == whole);
+  CHECK(failure_of([&] { plan_shared_memory(program, info, available(2, 32768) - 1); }).status() ==
+        MKRT_ERROR_UNSUPPORTED);
+  CHECK(plan_shared_memory(program, info, available(2, 32768)).activation_bytes == 32768);
+}
+
+TEST_CASE("an image gets no more shared memory than it takes, and its ring the pages that it prefers") {
+  mkrt_image_info info = FakeImage(0).info;
+  package::Program program;
+  program.tensors.resize(1);
+  program.tensors[0].dtype = package::Dtype::f32;
+  program.entries.resize(1);
+  package::Record& record = program.entries[0].records.emplace_back();
+  record.label = "wide";
+  record.operands.resize(1);
+  record.operands[0].emplace();
+  record.operands[0]->size = 8192;
+  info.staged_operands[0] = 1;
+  constexpr uint32_t device = 200'000;
+  const SharedMemoryPlan all = plan_shared_memory(program, info, device);
+  info.preferred_pages = 3;
+  const SharedMemoryPlan wide = plan_shared_memory(program, info, device);
+  CHECK(wide.activation_bytes > all.activation_bytes);
+  CHECK(wide.page_count >= 3);
+  CHECK(wide.page_count < all.page_count);
+  info.maximum_shared_bytes = 100'000;
+  const SharedMemoryPlan limited = plan_shared_memory(program, info, device);
+  CHECK(limited.total_bytes <= 100'000);
+  const SharedMemoryPlan same = plan_shared_memory(program, info, 100'000);
+  CHECK(limited.activation_bytes == same.activation_bytes);
+  CHECK(limited.page_count == same.page_count);
+  info.maximum_shared_bytes = 70'000;
+  CHECK(failure_of([&] { plan_shared_memory(program, info, device); })
+            .message()
+            .ends_with("needs 81216 bytes of shared memory in a block, and the image takes at most 70000"));
 }
