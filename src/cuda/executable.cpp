@@ -5,7 +5,6 @@
 
 #include "base/failure.hpp"
 #include "cuda/session.hpp"
-#include "cuda/upload.hpp"
 
 namespace mkrt::cuda {
 
@@ -73,18 +72,34 @@ void Executable::place_weights(uint32_t rank, uint32_t loader_threads) {
   const std::shared_ptr<const DeviceContext>& context = mesh_.ranks()[rank].context;
   const ContextScope scope(*context);
   context->driver().check(scope.result(), "make the device's context current");
-  const DeviceMemory& memory = weight_memory_.emplace_back(heaps_[rank], layout_.weight_bytes, "the weights");
   std::vector<Transfer> transfers;
   uint64_t offset = 0;
   for (size_t i = 0; i < program_->tensors.size(); ++i) {
     const package::Tensor& tensor = program_->tensors[i];
     if (tensor.kind != MKRT_TENSOR_WEIGHT) continue;
-    addresses[i] = memory.address() + offset;
+    addresses[i] = offset;
     const std::span<const std::byte> bytes = tensor.sources[rank].bytes;
-    transfers.push_back({bytes, addresses[i], file_of(*program_, bytes)});
+    transfers.push_back({offset, bytes, file_of(*program_, bytes)});
     offset += (tensor.size_bytes + memory::heap_alignment - 1) / memory::heap_alignment * memory::heap_alignment;
   }
-  upload(context, transfers, loader_threads);
+  Uploaded weights = upload(heaps_[rank], layout_.weight_bytes, transfers, loader_threads);
+  log(rank, weights.times);
+  const DeviceMemory& memory = weight_memory_.emplace_back(std::move(weights.memory));
+  for (size_t i = 0; i < program_->tensors.size(); ++i) {
+    if (program_->tensors[i].kind == MKRT_TENSOR_WEIGHT) addresses[i] += memory.address();
+  }
+}
+
+// Where the time went.
+void Executable::log(uint32_t rank, const UploadTimes& times) const {
+  const auto milliseconds = [](double seconds) { return seconds * 1e3; };
+  mesh_.hooks()->log(MKRT_LOG_DEBUG,
+                     base::text("upload of rank ", rank, ": memory allocated after ", milliseconds(times.allocated),
+                                " ms, first copy after ", milliseconds(times.first_copy), " ms, staging made after ",
+                                milliseconds(times.all_places), " ms, last copy after ", milliseconds(times.last_copy),
+                                " ms, all done after ", milliseconds(times.end), " ms; threads read for ",
+                                milliseconds(times.reading), " ms in all")
+                         .c_str());
 }
 
 std::unique_ptr<device::Session> Executable::create_session() { return std::make_unique<Session>(*this); }

@@ -8,6 +8,7 @@
 #include "cuda/image.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/mesh.hpp"
+#include "cuda/upload.hpp"
 #include "device/device.hpp"
 #include "memory/layout.hpp"
 #include "package/program.hpp"
@@ -33,6 +34,7 @@ class Executable final : public device::Executable {
  private:
   void load_images();
   void place_weights(uint32_t rank, uint32_t loader_threads);
+  void log(uint32_t rank, const UploadTimes& times) const;
 
   Mesh& mesh_;
   std::shared_ptr<const package::Program> program_;

@@ -105,17 +105,6 @@ void free_pinned(const DeviceContext& context, void* memory) noexcept {
   context.driver().host_free(memory);
 }
 
-// Empty where the system has no memory, or the driver cannot or will not register it.
-Pages registered_pages(const Driver& driver, size_t bytes) {
-  if (driver.host_register == nullptr || driver.host_unregister == nullptr) return {};
-  Pages pages(bytes);
-  // Registering needs every page. Written to here, they come into being on all threads at once; the driver would make
-  // them one after the other, holding off everybody's calls. 4 KB: no system has smaller pages.
-  for (size_t at = 0; at < pages.size(); at += 4096) pages.data()[at] = std::byte{0};
-  const bool registered = !pages.empty() && driver.host_register(pages.data(), bytes, 0) == result_success;
-  return registered ? std::move(pages) : Pages{};
-}
-
 }  // namespace
 
 PinnedMemory::PinnedMemory(std::shared_ptr<const DeviceContext> context, size_t bytes, const char* what)
@@ -135,17 +124,25 @@ PinnedMemory::~PinnedMemory() { free_pinned(*context_, memory_); }
 StagingMemory::StagingMemory(std::shared_ptr<const DeviceContext> context, size_t bytes, const char* what)
     : context_(std::move(context)) {
   const Driver& driver = context_->driver();
-  pages_ = registered_pages(driver, bytes);
-  memory_ = pages_.empty() ? allocate_pinned(driver, bytes, 0, what) : pages_.data();
+  if (driver.host_register != nullptr && driver.host_unregister != nullptr) pages_ = Pages(bytes);
+  if (pages_.empty()) allocated_ = allocate_pinned(driver, bytes, 0, what);
+}
+
+void StagingMemory::pin(const char* what) {
+  if (registered_ || allocated_ != nullptr) return;
+  const Driver& driver = context_->driver();
+  registered_ = driver.host_register(pages_.data(), pages_.size(), 0) == result_success;
+  if (registered_) return;
+  allocated_ = allocate_pinned(driver, pages_.size(), 0, what);
+  std::memcpy(allocated_, pages_.data(), pages_.size());
+  pages_ = {};
 }
 
 StagingMemory::~StagingMemory() {
-  if (pages_.empty()) {
-    free_pinned(*context_, memory_);
-  } else {
-    const ContextScope scope(*context_);
-    context_->driver().host_unregister(memory_);
-  }
+  if (allocated_ != nullptr) free_pinned(*context_, allocated_);
+  if (!registered_) return;
+  const ContextScope scope(*context_);
+  context_->driver().host_unregister(pages_.data());
 }
 
 StreamHandle::StreamHandle(std::shared_ptr<const DeviceContext> context, Stream adopted)

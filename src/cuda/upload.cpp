@@ -1,13 +1,17 @@
 #include "cuda/upload.hpp"
 
 #include <algorithm>
-#include <array>
+#include <atomic>
+#include <cassert>
+#include <chrono>
 #include <cstring>
 #include <exception>
+#include <latch>
 #include <mutex>
 #include <optional>
-#include <system_error>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/failure.hpp"
 #include "base/signals.hpp"
@@ -16,169 +20,275 @@ namespace mkrt::cuda {
 
 namespace {
 
-// Each call of the driver takes about 10 us, one thread's after the other's, so that small pieces keep the copy engine
-// waiting: 12 threads bring 25, 36, 46 and 49 GB/s in pieces of 512 KB, 1, 2 and 4 MB, of the 55.4 GB/s that it moves
-// (one H200, 16 cores, driver 580.159.04, 2026-11-30; tests/bench/results).
-constexpr size_t largest_piece = size_t{4} << 20;
-// Reading less than this takes a thread less time (0.18 ms) than to start and to pin what it reads into.
-constexpr size_t smallest_piece = size_t{1} << 20;
-constexpr size_t page = 4096;
-// One is filled while the other is on its way.
-constexpr size_t pieces_per_thread = 2;
+using Clock = std::chrono::steady_clock;
 
-// How transfers are cut, and for how many threads: as large as is good, but so that each thread gets its share.
-struct Plan {
-  size_t piece_bytes = 0;
-  size_t threads = 0;
-  size_t staging_bytes = 0;  // of a piece, the largest that there is
-};
+// Reading so much takes a thread 0.18 ms, three times as long as to start it.
+constexpr uint64_t smallest_share = uint64_t{1} << 20;
 
-Plan plan_pieces(std::span<const Transfer> transfers, uint32_t thread_count) {
-  uint64_t bytes = 0;
-  uint64_t longest = 0;
-  for (const Transfer& transfer : transfers) {
-    bytes += transfer.from.size();
-    longest = std::max<uint64_t>(longest, transfer.from.size());
-  }
-  if (bytes == 0) return {};
-  const uint64_t most_threads = std::max<uint64_t>(thread_count, 1);
-  const uint64_t share = bytes / (most_threads * pieces_per_thread);
-  const uint64_t piece = std::clamp<uint64_t>((share + page - 1) / page * page, smallest_piece, largest_piece);
-  const uint64_t threads = std::min(most_threads, (bytes + piece - 1) / piece);
-  return {static_cast<size_t>(piece), static_cast<size_t>(threads), static_cast<size_t>(std::min(piece, longest))};
-}
-
-// Hands out pieces of all transfers to the threads.
-class Pieces {
+// Memory that blocks pass through, and the stream that their copies go on.
+class Staging {
  public:
-  Pieces(std::span<const Transfer> transfers, size_t piece_bytes) : transfers_(transfers), piece_bytes_(piece_bytes) {}
-
-  // The next piece; false when there is none left.
-  bool take(Transfer* out_piece) {
-    const std::lock_guard lock(mutex_);
-    while (index_ < transfers_.size() && offset_ == transfers_[index_].from.size()) {
-      ++index_;
-      offset_ = 0;
-    }
-    if (index_ == transfers_.size()) return false;
-    const Transfer& transfer = transfers_[index_];
-    const size_t bytes = std::min(piece_bytes_, transfer.from.size() - offset_);
-    *out_piece = {transfer.from.subspan(offset_, bytes), transfer.to + offset_, transfer.file};
-    offset_ += bytes;
-    return true;
+  Staging(const std::shared_ptr<const DeviceContext>& context, size_t bytes)
+      : context_(context), stream_(context, nullptr), memory_(context, bytes, "the upload of weights") {}
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+  // Nothing reads the memory when it goes, also after a failure.
+  ~Staging() {
+    if (busy_) context_->driver().stream_synchronize(stream_.get());
   }
-  // Nothing is handed out any more.
-  void stop() {
-    const std::lock_guard lock(mutex_);
-    index_ = transfers_.size();
+
+  std::byte* data() const noexcept { return memory_.data(); }
+  // Comes before the first copy.
+  void pin() { memory_.pin("the upload of weights"); }
+  void copy(DevicePointer to, size_t bytes) {
+    const Driver& driver = context_->driver();
+    busy_ = true;
+    driver.check(driver.copy_to_device(to, memory_.data(), bytes, stream_.get()), "copy weights to the device");
+  }
+  void wait() {
+    const Driver& driver = context_->driver();
+    driver.check(driver.stream_synchronize(stream_.get()), "wait for weights on their way to the device");
+    busy_ = false;
   }
 
  private:
-  std::mutex mutex_;
-  std::span<const Transfer> transfers_;
-  const size_t piece_bytes_;
-  size_t index_ = 0;
-  size_t offset_ = 0;
-};
-
-void read(const Transfer& piece, std::byte* out) {
-  if (piece.file != nullptr) {
-    piece.file->read(piece.from, out);
-  } else {
-    std::memcpy(out, piece.from.data(), piece.from.size());
-  }
-}
-
-// One thread's part: two places in pinned memory, each emptied by a stream of its own. Its thread makes each place when
-// there is a piece for it, so that copies are on their way meanwhile.
-class Lane {
- public:
-  // `staging_bytes`: of a place; no piece is larger.
-  Lane(const std::shared_ptr<const DeviceContext>& context, size_t staging_bytes)
-      : context_(context), staging_bytes_(staging_bytes) {}
-
-  // Returns when everything that it took is on the device; nothing reads the staging memory then, also after a failure.
-  void run(Pieces& pieces) {
-    try {
-      Transfer piece;
-      for (size_t turn = 0; pieces.take(&piece); turn = (turn + 1) % places_.size()) {
-        std::optional<Place>& place = places_[turn];
-        if (place) {
-          wait(*place);
-        } else {
-          place.emplace(context_, staging_bytes_);
-        }
-        read(piece, place->memory.data());
-        copy(piece, *place);
-      }
-      for (const auto& place : places_) {
-        if (place) wait(*place);
-      }
-    } catch (...) {
-      for (const auto& place : places_) {
-        if (place) context_->driver().stream_synchronize(place->stream.get());
-      }
-      throw;
-    }
-  }
-
- private:
-  struct Place {
-    Place(const std::shared_ptr<const DeviceContext>& context, size_t bytes)
-        : memory(context, bytes, "the upload of weights"), stream(context, nullptr) {}
-    StagingMemory memory;
-    StreamHandle stream;
-  };
-
-  void copy(const Transfer& piece, const Place& place) const {
-    const Driver& driver = context_->driver();
-    driver.check(driver.copy_to_device(piece.to, place.memory.data(), piece.from.size(), place.stream.get()),
-                 "copy weights to the device");
-  }
-  void wait(const Place& place) const {
-    const Driver& driver = context_->driver();
-    driver.check(driver.stream_synchronize(place.stream.get()), "wait for weights on their way to the device");
-  }
-
   const std::shared_ptr<const DeviceContext>& context_;
-  const size_t staging_bytes_;
-  std::array<std::optional<Place>, pieces_per_thread> places_;
+  StreamHandle stream_;
+  StagingMemory memory_;
+  bool busy_ = false;
 };
 
-// Runs `work(thread)` for threads 0 to `count` - 1, the first on this one; on fewer where the system gives no more.
-template <class Work>
-void run_threads(size_t count, const Work& work) {
+// Where a block is between file and device. A block is opened by the thread that takes its first slice, filled by all,
+// and sent by the one that read the last of its slices.
+struct Place {
+  std::optional<Staging> staging;
+  // Numbers of blocks, from 1; 0: none yet.
+  std::atomic<uint32_t> opened{0};
+  std::atomic<uint32_t> sent{0};
+  std::atomic<uint32_t> unread{0};  // slices of the block that is open
+  Clock::time_point first_copy, last_copy;
+};
+
+// Blocks of the device memory, in order. Threads take slices in order and do what they took in any case, without work
+// after a failure; so whoever waits for a block, which others took before, waits for what comes.
+class Upload {
+ public:
+  Upload(const std::shared_ptr<DeviceHeap>& heap, uint64_t bytes, std::span<const Transfer> transfers,
+         uint32_t thread_count, const UploadShape& shape);
+
+  Uploaded run();
+
+ private:
+  void run_threads();
+  void allocate();
+  void work();
+  void open(uint32_t block, Place& place);
+  void read(uint64_t begin, uint64_t end, std::byte* out);
+  void send(uint32_t block, Place& place);
+  void finish();
+
+  uint64_t end_of(uint32_t block) const { return std::min(bytes_, (uint64_t{block} + 1) * shape_.block_bytes); }
+  UploadTimes times() const;
+
+  // Once a step failed, those that are left are skipped.
+  template <class Step>
+  void attempt(const Step& step) noexcept {
+    if (stopped_.load(std::memory_order_relaxed)) return;
+    try {
+      step();
+    } catch (...) {
+      const std::lock_guard lock(failure_mutex_);
+      if (!failure_) failure_ = std::current_exception();
+      stopped_.store(true, std::memory_order_relaxed);
+      next_slice_.store(slice_count_, std::memory_order_relaxed);
+    }
+  }
+
+  const std::shared_ptr<DeviceHeap>& heap_;
+  const std::shared_ptr<const DeviceContext>& context_;
+  const uint64_t bytes_;
+  const std::span<const Transfer> transfers_;
+  const UploadShape shape_;
+  const uint64_t slice_count_;
+  const uint32_t block_count_;
+  const size_t thread_count_;
+  std::vector<Place> places_;
+
+  DeviceMemory memory_;
+  std::latch allocated_{1};  // or failed
+  std::atomic<uint64_t> next_slice_{0};
+  std::atomic<bool> stopped_{false};
+  std::mutex failure_mutex_;
+  std::exception_ptr failure_;
+
+  Clock::time_point begin_ = Clock::now();
+  Clock::time_point allocated_at_, end_;
+  std::atomic<uint64_t> reading_ns_{0};
+};
+
+uint64_t quotient_up(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
+
+// Acquire: what came before the number was announced has happened.
+void wait_for(const std::atomic<uint32_t>& number, uint32_t value) {
+  for (uint32_t seen; (seen = number.load(std::memory_order_acquire)) != value;) number.wait(seen);
+}
+void announce(std::atomic<uint32_t>& number, uint32_t value) {
+  number.store(value, std::memory_order_release);
+  number.notify_all();
+}
+
+Upload::Upload(const std::shared_ptr<DeviceHeap>& heap, uint64_t bytes, std::span<const Transfer> transfers,
+               uint32_t thread_count, const UploadShape& shape)
+    : heap_(heap),
+      context_(heap->context()),
+      bytes_(bytes),
+      transfers_(transfers),
+      shape_(shape),
+      slice_count_(quotient_up(bytes, shape.slice_bytes)),
+      block_count_(static_cast<uint32_t>(quotient_up(bytes, shape.block_bytes))),
+      thread_count_(std::clamp<size_t>(thread_count, 1, quotient_up(bytes, smallest_share))),
+      // One thread fills one place at a time.
+      places_(std::min<size_t>({shape.place_count, block_count_, thread_count_ + 1})) {
+  assert(shape.block_bytes % shape.slice_bytes == 0);
+}
+
+Uploaded Upload::run() {
+  run_threads();
+  finish();
+  if (failure_) std::rethrow_exception(failure_);
+  return {std::move(memory_), times()};
+}
+
+// On fewer threads where the system gives no more.
+void Upload::run_threads() {
   std::vector<std::jthread> others;
+  others.reserve(thread_count_ - 1);
   try {
     const base::SignalsBlocked blocked;
-    for (size_t thread = 1; thread < count; ++thread) others.emplace_back(work, thread);
-  } catch (const std::system_error&) {
+    while (others.size() < thread_count_ - 1) {
+      others.emplace_back([this] {
+        const ContextScope scope(*context_);
+        attempt([&] { context_->driver().check(scope.result(), "make the device's context current"); });
+        if (scope.result() == result_success) work();
+      });
+    }
+  } catch (const std::exception&) {
     // Those that there are do everything.
   }
-  work(size_t{0});
+  // The others read meanwhile.
+  allocate();
+  work();
+}
+
+void Upload::allocate() {
+  attempt([&] { memory_ = DeviceMemory(heap_, bytes_, "the weights"); });
+  allocated_at_ = Clock::now();
+  allocated_.count_down();
+}
+
+void Upload::work() {
+  const uint64_t slices_per_block = shape_.block_bytes / shape_.slice_bytes;
+  uint64_t slice;
+  while ((slice = next_slice_.fetch_add(1, std::memory_order_relaxed)) < slice_count_) {
+    const auto block = static_cast<uint32_t>(slice / slices_per_block);
+    Place& place = places_[block % places_.size()];
+    if (slice % slices_per_block == 0) {
+      open(block, place);
+    } else {
+      wait_for(place.opened, block + 1);
+    }
+    attempt([&] {
+      const uint64_t begin = slice * shape_.slice_bytes;
+      const uint64_t offset = begin - uint64_t{block} * shape_.block_bytes;
+      read(begin, std::min(bytes_, begin + shape_.slice_bytes), place.staging->data() + offset);
+    });
+    // Release and acquire: the copy sees what all threads read.
+    if (place.unread.fetch_sub(1, std::memory_order_acq_rel) == 1) send(block, place);
+  }
+}
+
+void Upload::open(uint32_t block, Place& place) {
+  const auto place_count = static_cast<uint32_t>(places_.size());
+  if (block < place_count) {
+    attempt([&] { place.staging.emplace(context_, std::min<uint64_t>(bytes_, shape_.block_bytes)); });
+  } else {
+    wait_for(place.sent, block + 1 - place_count);
+    attempt([&] { place.staging->wait(); });
+  }
+  const uint64_t bytes = end_of(block) - uint64_t{block} * shape_.block_bytes;
+  place.unread.store(static_cast<uint32_t>(quotient_up(bytes, shape_.slice_bytes)), std::memory_order_relaxed);
+  announce(place.opened, block + 1);
+}
+
+// Bytes `begin` to `end` of the device memory.
+void Upload::read(uint64_t begin, uint64_t end, std::byte* out) {
+  const Clock::time_point began = Clock::now();
+  const auto ends_before = [](const Transfer& transfer, uint64_t at) {
+    return transfer.offset + transfer.from.size() <= at;
+  };
+  auto transfer = std::lower_bound(transfers_.begin(), transfers_.end(), begin, ends_before);
+  for (uint64_t at = begin; at < end;) {
+    const uint64_t next = transfer == transfers_.end() ? end : std::clamp(transfer->offset, at, end);
+    std::memset(out + (at - begin), 0, next - at);
+    at = next;
+    if (at == end) break;
+    const std::span<const std::byte> rest = transfer->from.subspan(at - transfer->offset);
+    const std::span<const std::byte> piece = rest.first(std::min<uint64_t>(rest.size(), end - at));
+    if (transfer->file != nullptr) {
+      transfer->file->read(piece, out + (at - begin));
+    } else if (!piece.empty()) {
+      std::memcpy(out + (at - begin), piece.data(), piece.size());
+    }
+    at += piece.size();
+    ++transfer;
+  }
+  const std::chrono::nanoseconds took = Clock::now() - began;
+  reading_ns_.fetch_add(static_cast<uint64_t>(took.count()), std::memory_order_relaxed);
+}
+
+void Upload::send(uint32_t block, Place& place) {
+  attempt([&] { place.staging->pin(); });
+  allocated_.wait();
+  attempt([&] {
+    const uint64_t offset = uint64_t{block} * shape_.block_bytes;
+    place.staging->copy(memory_.address() + offset, static_cast<size_t>(end_of(block) - offset));
+  });
+  place.last_copy = Clock::now();
+  if (block < places_.size()) place.first_copy = place.last_copy;
+  announce(place.sent, block + 1);
+}
+
+// The place whose copy is the oldest first: the others are on their way while it is given back.
+void Upload::finish() {
+  for (size_t i = 0; i < places_.size(); ++i) {
+    Place& place = places_[(block_count_ + i) % places_.size()];
+    attempt([&] { place.staging->wait(); });
+    place.staging.reset();
+  }
+  end_ = Clock::now();
+}
+
+UploadTimes Upload::times() const {
+  const auto after = [&](Clock::time_point point) { return std::chrono::duration<double>(point - begin_).count(); };
+  UploadTimes times;
+  times.allocated = after(allocated_at_);
+  times.first_copy = after(places_.front().first_copy);
+  for (const Place& place : places_) {
+    times.first_copy = std::min(times.first_copy, after(place.first_copy));
+    times.all_places = std::max(times.all_places, after(place.first_copy));
+    times.last_copy = std::max(times.last_copy, after(place.last_copy));
+  }
+  times.end = after(end_);
+  times.reading = static_cast<double>(reading_ns_.load(std::memory_order_relaxed)) * 1e-9;
+  return times;
 }
 
 }  // namespace
 
-void upload(const std::shared_ptr<const DeviceContext>& context, std::span<const Transfer> transfers,
-            uint32_t thread_count) {
-  const Plan plan = plan_pieces(transfers, thread_count);
-  if (plan.threads == 0) return;
-  Pieces pieces(transfers, plan.piece_bytes);
-  std::vector<std::exception_ptr> failures(plan.threads);
-  run_threads(plan.threads, [&](size_t thread) noexcept {
-    try {
-      const ContextScope scope(*context);
-      context->driver().check(scope.result(), "make the device's context current");
-      Lane(context, plan.staging_bytes).run(pieces);
-    } catch (...) {
-      failures[thread] = std::current_exception();
-      pieces.stop();
-    }
-  });
-  for (const std::exception_ptr& failure : failures) {
-    if (failure) std::rethrow_exception(failure);
-  }
+Uploaded upload(const std::shared_ptr<DeviceHeap>& heap, uint64_t bytes, std::span<const Transfer> transfers,
+                uint32_t thread_count, const UploadShape& shape) {
+  if (bytes == 0) return {};
+  return Upload(heap, bytes, transfers, thread_count, shape).run();
 }
 
 }  // namespace mkrt::cuda

@@ -298,7 +298,7 @@ TEST_CASE("whichever call is the last that works, everything that was taken is g
 namespace {
 
 void fail_each_call_of_an_upload(DriverDouble& gpu) {
-  const Work large(2'300'000);  // three pieces each
+  const Work large(4'600'000);  // two blocks
   const auto mesh = make_mesh(gpu, rank_desc());
   for (uint64_t number = 1;; ++number) {
     gpu.fail_call(number, some_failure);
