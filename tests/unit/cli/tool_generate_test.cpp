@@ -241,7 +241,8 @@ TEST_CASE("a package that is not there is named, not the tokenizer that would be
 TEST_CASE("a run says which device it took, and where it was not the one that a user may expect, why") {
   const json on_host = generate_json({"--prompt", "x", "--max-tokens", "1"});
   CHECK(on_host["device"].get<std::string>().find(", host, ") != std::string::npos);
-  CHECK(on_host["device"].get<std::string>().find('(') == std::string::npos);
+  // A reason would stand in brackets at the end; processors have brackets in their names.
+  CHECK(!on_host["device"].get<std::string>().ends_with(')'));
 
   const json devices = json::parse(run_tool({"devices", "--json"}).output);
   const TemporaryFolder folder;
