@@ -16,16 +16,15 @@ using package::Dtype;
 using package::Operand;
 using package::Record;
 
-// Rows of a tile. 16 rows of a 2048-column matrix are one piece of 64 KB, and a 2048-row matrix gives 128 tiles: one
-// for nearly every SM of a 132-SM device, which is where a decoder's smaller matrices would otherwise leave SMs idle.
-constexpr uint32_t kTileRows = 16;
-// Beyond 8192 rows even tiles of 32 rows give each SM two and more. They halve the numbers taken from the queue, the
-// signals, and the candidates that `choose` looks through.
-constexpr uint64_t kLargeMatrixRows = 8192;
-constexpr uint32_t kLargeMatrixTileRows = 32;
+// Tiles that run at the same time on a large device, which has 108 to 148 SMs. A decoder's smaller matrices are cut
+// into so many, and attention is split into about as many: one pass, no second one in which most SMs are idle.
+constexpr uint64_t kTilesAtOnce = 128;
+// What consumers keep sums of at a time; a larger tile would be worked on in several pieces.
+constexpr uint32_t kMostTileRows = 32;
+// Larger tiles mean fewer numbers from the queue, fewer signals and fewer candidates for `choose`. That is worth one
+// part in so many of more rows for the busiest SM.
+constexpr uint64_t kRowsForLargerTiles = 32;
 
-// Attention is split until it has about as many tiles as a large device has SMs: one pass, no second wave.
-constexpr uint64_t kAttentionTiles = 128;
 // A split of fewer positions than this costs more in its combination than it saves: at a full context, 64 rows of a
 // cache are 8 KB for 64-element heads, the smallest piece that memory delivers at nearly full rate.
 constexpr uint64_t kSmallestSplit = 64;
@@ -43,9 +42,25 @@ constexpr uint64_t round_up(uint64_t value, uint64_t multiple) { return (value +
 uint32_t parameter(uint64_t value) { return static_cast<uint32_t>(value); }
 uint32_t parameter(float value) { return std::bit_cast<uint32_t>(value); }
 
-uint32_t tile_rows_of(const Choices& choices, uint64_t rows) {
+// Rows that the busiest SM has of a matrix in tiles of `tile_rows`.
+uint64_t busiest_rows(uint64_t rows, uint64_t tile_rows) {
+  const uint64_t tiles = (rows + tile_rows - 1) / tile_rows;
+  return (tiles + kTilesAtOnce - 1) / kTilesAtOnce * tile_rows;
+}
+
+// Rows of a tile, a multiple of `step`: such that the busiest SM has few, because the record after waits for it. 3072
+// rows in tiles of 16 would give some SMs two and others one; in tiles of 24 each has one.
+uint32_t tile_rows_of(const Choices& choices, uint64_t rows, uint32_t step) {
   if (choices.tile_rows != 0) return choices.tile_rows;
-  return rows > kLargeMatrixRows ? kLargeMatrixTileRows : kTileRows;
+  uint64_t fewest = UINT64_MAX;
+  for (uint32_t tile_rows = step; tile_rows <= kMostTileRows; tile_rows += step) {
+    fewest = std::min(fewest, busiest_rows(rows, tile_rows));
+  }
+  uint32_t largest = step;
+  for (uint32_t tile_rows = step; tile_rows <= kMostTileRows; tile_rows += step) {
+    if (busiest_rows(rows, tile_rows) <= fewest + fewest / kRowsForLargerTiles) largest = tile_rows;
+  }
+  return largest;
 }
 
 // Sizes of one rank's part of the model. Lowering takes these sizes from nowhere else.
@@ -62,8 +77,7 @@ struct Shape {
         head_size(model.head_size),
         embedding_columns(split.embedding_columns()) {
     const uint64_t heads_tiles = batch * kv_heads;
-    const uint64_t wanted =
-        std::min(kAttentionTiles / std::min(heads_tiles, kAttentionTiles), context / kSmallestSplit);
+    const uint64_t wanted = std::min(kTilesAtOnce / std::min(heads_tiles, kTilesAtOnce), context / kSmallestSplit);
     splits = choices.splits ? choices.splits : std::max<uint64_t>(wanted, 1);
   }
 
@@ -323,8 +337,9 @@ class Lowering {
     Matrix matrix{.columns = columns.of(0).size};
     for (const Part& part : parts) matrix.rows += part.rows.of(0).size;
     // Gate and up end together, with a block each.
-    if (layout == Weight::Layout::interleaved) matrix.rows = 2 * round_up(parts[0].rows.of(0).size, kBlockRows);
-    matrix.tile_rows = tile_rows_of(choices_, matrix.rows);
+    const bool interleaved = layout == Weight::Layout::interleaved;
+    if (interleaved) matrix.rows = 2 * round_up(parts[0].rows.of(0).size, kBlockRows);
+    matrix.tile_rows = tile_rows_of(choices_, matrix.rows, interleaved ? 2 * kBlockRows : kBlockRows);
     matrix.tensor = weight(name, layout, parts, columns, matrix.tile_rows, {});
     return matrix;
   }
@@ -553,7 +568,7 @@ class Lowering {
     const Shape& s = shape_;
     const uint32_t norm = vector("final_norm", {{"model.norm.weight", s.hidden}});
     const std::string source = model_.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
-    const uint64_t tile = tile_rows_of(choices_, s.vocabulary / s.ranks);
+    const uint64_t tile = tile_rows_of(choices_, s.vocabulary / s.ranks, kBlockRows);
     const Share share = split_.vocabulary_shares(tile).front();
     const Share rest = split_.vocabulary_rest(tile);
     std::optional<Matrix> head, left_over;

@@ -285,8 +285,8 @@ TEST_CASE("each rank has its part of every matrix, filled up with zeros") {
       CHECK(wrong("l0.gate_up.weight", "layers.0.mlp.up_proj", feed_forward, hidden, turns(8)) == 0);
       CHECK(wrong("l2.down.weight", "layers.2.mlp.down_proj", hidden, feed_forward, from(0)) == 0);
       CHECK(wrong("embedding", "embed_tokens", compile::whole(517), split.embedding_shares()[rank], from(0)) == 0);
-      CHECK(wrong("head.weight", "embed_tokens", split.vocabulary_shares(16)[rank], hidden, from(0)) == 0);
-      CHECK(wrong("head.rest.weight", "embed_tokens", split.vocabulary_rest(16), hidden, from(0)) == 0);
+      CHECK(wrong("head.weight", "embed_tokens", split.vocabulary_shares(8)[rank], hidden, from(0)) == 0);
+      CHECK(wrong("head.rest.weight", "embed_tokens", split.vocabulary_rest(8), hidden, from(0)) == 0);
 
       // The output's bias is added once.
       const package::Tensor* bias = find_tensor(program, "l1.o.bias");
@@ -383,12 +383,24 @@ TEST_CASE("tile sizes and splits follow the options, and the shape where they ar
   CHECK(find_record(compiled->program, "l0.o").grid[0] == 3);  // 88 rows
 
   compiled = compile_random("tiny-qwen3");
-  CHECK(find_record(compiled->program, "l0.o").grid[0] == 6);
+  CHECK(find_record(compiled->program, "l0.o").grid[0] == 11);         // of 8 rows each
   CHECK(find_record(compiled->program, "l0.attention").grid[2] == 2);  // 128 positions, 64 each
+}
 
-  // A head of more than 8192 rows has larger tiles than the layers.
-  compiled = compile_random("tiny-qwen3", {}, [](tools::RandomModel& model) { model.config["vocab_size"] = 8200; });
-  CHECK(find_record(compiled->program, "head").grid[0] == 257);
+TEST_CASE("tiles have as many rows as leave the busiest of 128 SMs the fewest") {
+  const auto tiles = [](const char* option, uint64_t size, const char* record) {
+    const auto compiled =
+        compile_random("tiny-qwen3", {}, [&](tools::RandomModel& model) { model.config[option] = size; });
+    return find_record(compiled->program, record).grid[0];
+  };
+  CHECK(tiles("vocab_size", 1000, "head") == 125);     // of 8
+  CHECK(tiles("vocab_size", 2048, "head") == 128);     // of 16
+  CHECK(tiles("vocab_size", 3072, "head") == 128);     // of 24: of 16 rows, half of the SMs had two
+  CHECK(tiles("vocab_size", 3080, "head") == 97);      // of 32: of 24 rows, one SM had two
+  CHECK(tiles("vocab_size", 8200, "head") == 342);     // of 24, three an SM
+  CHECK(tiles("vocab_size", 128256, "head") == 4008);  // of 32: smaller ones save less than one row in 32
+  // Tiles of 24 rows would do as well here, but have no block of up for the second one of gate.
+  CHECK(tiles("intermediate_size", 1536, "l0.gate_up") == 96);  // of 32
 }
 
 TEST_CASE("options that do not fit the model are refused") {
