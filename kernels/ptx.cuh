@@ -6,10 +6,13 @@
 #include <cstdint>
 
 // sm_90 and newer copy in bulk; older chips copy 16 bytes a lane with cp.async. Everything else is the same code.
+// Defined as 0 from outside, kernels for newer chips are as for older ones.
+#ifndef MKRT_BULK_COPY
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define MKRT_BULK_COPY 1
 #else
 #define MKRT_BULK_COPY 0
+#endif
 #endif
 
 // Bytes of shared memory that a block may have on the chip: 163 KB on 8.0 and 8.7, 99 KB on the others of 8.x and on

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Builds mkrt and runs everything that needs a GPU, on a machine that has only gcc, CMake, Ninja, nvcc, doctest and
-# nlohmann/json (and Python with torch and transformers for the step "reference").
+# nlohmann/json (and Python with torch and transformers for the steps "small-memory" and "reference").
 #
 #   tests/gpu/run.sh [STEP...] [RESULTS-FOLDER]
 #
 # Steps: build gpu-tests small-memory sanitizer racecheck reference bench; all of them where none is named. A step that
-# fails or takes too long does not stop the others. Results go to RESULTS-FOLDER (tests/bench/results) as DATE-GPU-WHAT.json and
-# .txt, each with device, driver, date and commit; a table of what passed comes last.
+# fails or takes too long does not stop the others. Results go to RESULTS-FOLDER (tests/bench/results) as
+# DATE-GPU-WHAT.json and .txt, each with device, driver, date and commit; a table of what passed comes last.
 #
 # From the environment:
 #   COMMIT  what is measured; otherwise git is asked
@@ -30,6 +30,7 @@ shapes=(llama-3.2-1b qwen2.5-0.5b qwen3-0.6b smollm-135m)
 big_shape=llama-3.1-8b
 batches=(1 3 16)
 context=2048  # of every package: the largest that is measured is 1024
+small_chips=(8.6 12.0)  # with 99 KB of shared memory a block; without and with bulk copies
 small_batches=(1 16)
 steps=(build gpu-tests small-memory sanitizer racecheck reference bench)
 
@@ -78,28 +79,34 @@ do_tests() {
   MKRT_REQUIRE_GPU=$((gpus > 1 ? gpus : 1)) ctest --test-dir "$BUILD" -L gpu -V --no-tests=error
 }
 
-# Kernels as for chips with 99 KB of shared memory a block, which take no more on this one either.
+# Kernels as for chips of compute capability 8.6 and 12.0, which take no more shared memory on this one either.
 do_small_build() {
-  configure "$BUILD/small-memory" -DMKRT_SHARED_MEMORY=$((99 * 1024)) || return
-  cmake --build "$BUILD/small-memory" -j "${JOBS:-$(nproc)}" --target mkrt_kernels
+  local chip
+  configure "$BUILD/chip-8.6" -DMKRT_SHARED_MEMORY=$((99 * 1024)) -DMKRT_BULK_COPY=OFF || return
+  configure "$BUILD/chip-12.0" -DMKRT_SHARED_MEMORY=$((99 * 1024)) || return
+  for chip in "${small_chips[@]}"; do
+    cmake --build "$BUILD/chip-$chip" -j "${JOBS:-$(nproc)}" --target mkrt_kernels || return
+  done
 }
+# do_small_tests CHIP
 do_small_tests() {
-  MKRT_REQUIRE_GPU=1 MKRT_TEST_KERNELS=$BUILD/small-memory/kernels "$(program gpu_test)" --source-file='*decoding_test*'
+  MKRT_REQUIRE_GPU=1 MKRT_TEST_KERNELS=$BUILD/chip-$1/kernels "$(program gpu_test)" --source-file='*decoding_test*'
 }
-# do_small_reference OUTPUT: packages with those kernels, and links to everything else.
+# do_small_reference CHIP OUTPUT: packages with those kernels, and links to everything else.
 do_small_reference() {
   local work folder shape batch
   work=$(realpath "$WORK")
-  folder=$work/small-memory
+  folder=$work/chip-$1
   rm -rf "$folder"
   for shape in "${shapes[@]}"; do
     mkdir -p "$folder/$shape" && ln -s "$work/$shape/model" "$folder/$shape/model" || return
     for batch in "${small_batches[@]}"; do
       cp -rs "$work/$shape/batch-$batch" "$folder/$shape/" || return
-      cp --remove-destination "$BUILD"/small-memory/kernels/*.cubin "$folder/$shape/batch-$batch" || return
+      cp --remove-destination "$BUILD/chip-$1"/kernels/*.cubin "$folder/$shape/batch-$batch" || return
     done
   done
-  python3 tests/gpu/reference.py --decode-logits "$(program decode_logits)" --models "$folder" --output "$1" \
+  : >"$2"
+  python3 tests/gpu/reference.py --decode-logits "$(program decode_logits)" --models "$folder" --output "$2" \
     --batches "${small_batches[@]}" --sm-limits 0 --shapes "${shapes[@]}"
 }
 
@@ -281,10 +288,12 @@ if wanted small-memory; then
   log=/dev/null
   if attempt "kernels for 99 KB" 150 small_build; then
     open_log small-memory
-    attempt "tests on 99 KB" 120 small_tests
+    for chip in "${small_chips[@]}"; do attempt "tests as on $chip" 120 small_tests "$chip"; done
     log=/dev/null
-    attempt "logits on 99 KB" 120 small_reference "$prefix-small-memory.json"
-    finish_json "$prefix-small-memory.json"
+    for chip in "${small_chips[@]}"; do
+      attempt "logits as on $chip" 120 small_reference "$chip" "$prefix-small-memory-$chip.json"
+      finish_json "$prefix-small-memory-$chip.json"
+    done
   fi
 fi
 
