@@ -4,11 +4,11 @@
 // The library's upload of each package, through the public interface. For each number of loader threads the package is
 // read anew, as in a host that starts; the files should be in the page cache (the first, untimed round brings them
 // there). The library's rate is that of the upload alone, fixed costs included, as its log tells; "load_seconds" is the
-// whole mkrt_executable_create.
+// whole mkrt_executable_create. Beside each rate, where the time goes: parts that add up to the whole upload.
 // What limits an upload, each measured alone: the copy engine, with large copies and with pieces; pinned memory, of the
-// driver and registered; other fixed costs. Then, on the first package's files, at most 2 GB of them: reading into
-// pinned memory, in three ways; the same loop as the library's, with its memory and streams made before the clock
-// starts and pieces of several sizes.
+// driver and registered; device memory and other fixed costs. Then, on the first package's files: reading at most 2 GB
+// of them into pinned memory, in three ways; the library's own upload of all of them, called directly, cut in other
+// ways than it does by itself.
 // A package of 2.5 GB and one of 16 GB take about half a minute once they are in the page cache.
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -22,11 +22,14 @@
 #include <thread>
 
 #include "bench.hpp"
+#include "cuda/upload.hpp"
 #include "driver.hpp"
 
 namespace {
 
 using namespace mkrt::bench;
+using mkrt::cuda::UploadShape;
+using mkrt::cuda::UploadTimes;
 using mkrt::test::Driver;
 
 // Of the library's upload with each number of threads: at most so many, and none begins after so many seconds.
@@ -217,33 +220,6 @@ double read_rate(const Gpu& gpu, const Files& files, uint32_t threads, size_t pi
   return static_cast<double>(files.bytes()) / seconds;
 }
 
-// Reading and copying, with two pieces and two streams a thread that were made before.
-double pipeline_rate(const Gpu& gpu, const Files& files, uint32_t threads, size_t piece_bytes) {
-  const std::vector<Files::Piece> pieces = files.pieces(piece_bytes);
-  std::vector<void*> streams(2 * threads);
-  for (void*& stream : streams) {
-    gpu.check(gpu.driver.stream_create(&stream, mkrt::test::stream_non_blocking), "cuStreamCreate");
-  }
-  std::atomic<size_t> next{0};
-  const double seconds = timed(threads, [&](uint32_t thread) {
-    gpu.enter();
-    size_t turn = 0;
-    for (size_t at; (at = next++) < pieces.size(); turn ^= 1) {
-      std::byte* place = gpu.host + (2 * thread + turn) * piece_bytes;
-      void* stream = streams[2 * thread + turn];
-      gpu.check(gpu.driver.stream_synchronize(stream), "cuStreamSynchronize");
-      bring(pieces[at], place);
-      const uint64_t to = gpu.memory + at * piece_bytes % large_copy;
-      gpu.check(gpu.driver.copy_to_device(to, place, pieces[at].bytes, stream), "cuMemcpyHtoDAsync");
-    }
-    for (size_t i = 0; i < 2; ++i) {
-      gpu.check(gpu.driver.stream_synchronize(streams[2 * thread + i]), "cuStreamSynchronize");
-    }
-  });
-  for (void* stream : streams) gpu.driver.stream_destroy(stream);
-  return static_cast<double>(files.bytes()) / seconds;
-}
-
 template <class Measure>
 double best_of(int count, Measure measure) {
   double best = 0;
@@ -310,6 +286,20 @@ ordered_json registered_memory(const Gpu& gpu) {
   return out;
 }
 
+// Of the driver, `most` bytes and a quarter again and again.
+ordered_json device_memory(const Gpu& gpu, uint64_t most) {
+  ordered_json out = ordered_json::array();
+  for (uint64_t bytes = most; bytes >= 64 * megabyte; bytes /= 4) {
+    uint64_t memory = 0;
+    const double allocate = milliseconds([&] { gpu.check(gpu.driver.allocate(&memory, bytes), "cuMemAlloc"); });
+    const double release = milliseconds([&] { gpu.driver.release(memory); });
+    out.push_back({{"bytes", bytes}, {"allocate_ms", allocate}, {"release_ms", release}});
+    std::fprintf(stderr, "device memory, %5zu MB: allocate %.2f ms, release %.2f ms\n",
+                 static_cast<size_t>(bytes) / megabyte, allocate, release);
+  }
+  return out;
+}
+
 // What an upload pays for whatever its size, in milliseconds.
 ordered_json fixed_costs(const Gpu& gpu, uint64_t weight_bytes) {
   const ordered_json pinned = pinned_memory(gpu);
@@ -323,20 +313,13 @@ ordered_json fixed_costs(const Gpu& gpu, uint64_t weight_bytes) {
   const double destroy = milliseconds([&] {
     for (void* stream : streams) gpu.driver.stream_destroy(stream);
   });
-  uint64_t memory = 0;
-  const double allocate = milliseconds([&] { gpu.check(gpu.driver.allocate(&memory, weight_bytes), "cuMemAlloc"); });
-  const double release = milliseconds([&] { gpu.driver.release(memory); });
   const double threads = timed(16, [](uint32_t) {}) * 1e3;
-  std::fprintf(stderr,
-               "32 streams: create %.2f ms, destroy %.2f ms; device memory: allocate %.2f ms, release %.2f ms; "
-               "16 threads: %.2f ms\n",
-               create, destroy, allocate, release, threads);
+  std::fprintf(stderr, "32 streams: create %.2f ms, destroy %.2f ms; 16 threads: %.2f ms\n", create, destroy, threads);
   return {{"pinned_memory", pinned},
           {"registered_memory", registered},
           {"streams_32_create_ms", create},
           {"streams_32_destroy_ms", destroy},
-          {"device_memory_allocate_ms", allocate},
-          {"device_memory_release_ms", release},
+          {"device_memory", device_memory(gpu, weight_bytes)},
           {"threads_16_ms", threads}};
 }
 
@@ -380,29 +363,62 @@ ordered_json reading(const Gpu& gpu, Files& files) {
   return out;
 }
 
-ordered_json pipelines(const Gpu& gpu, const Files& files) {
-  ordered_json out = ordered_json::array();
-  std::fprintf(stderr, "reading and copying, nothing allocated, GB/s:\n");
-  for (const uint32_t threads : {4u, 8u, 12u, 16u}) {
-    std::fprintf(stderr, "%29u", threads);
-    for (const size_t bytes : {megabyte / 2, megabyte, 2 * megabyte, 4 * megabyte, 8 * megabyte}) {
-      const double rate = best_of(3, [&] { return pipeline_rate(gpu, files, threads, bytes); });
-      out.push_back({{"threads", threads}, {"piece_bytes", bytes}, {"bytes_per_second", rate}});
-      std::fprintf(stderr, "  %zu KB %.1f", bytes / 1024, rate / 1e9);
-    }
-    std::fprintf(stderr, "\n");
-  }
-  return out;
+// An upload, and where its time went.
+struct Upload {
+  double rate = NAN;  // bytes a second
+  UploadTimes times;
+};
+// Of the median rate.
+Upload median(std::vector<Upload> uploads) {
+  std::sort(uploads.begin(), uploads.end(), [](const Upload& a, const Upload& b) { return a.rate < b.rate; });
+  return uploads[uploads.size() / 2];
+}
+
+// Parts of an upload's time that follow each other, in milliseconds, and what the same time was used for.
+ordered_json breakdown(const UploadTimes& times, uint32_t threads, uint64_t bytes, double limit) {
+  return {{"to_first_copy_ms", times.first_copy * 1e3},
+          {"to_all_staging_ms", (times.all_places - times.first_copy) * 1e3},
+          {"to_last_copy_ms", (times.last_copy - times.all_places) * 1e3},
+          {"to_end_ms", (times.end - times.last_copy) * 1e3},
+          {"device_memory_after_ms", times.allocated * 1e3},
+          {"copy_engine_needs_ms", static_cast<double>(bytes) / limit * 1e3},
+          {"reading_share_of_threads", times.reading / (times.end * threads)}};
+}
+void print(const ordered_json& parts) {
+  const auto value = [&](const char* name) { return parts[name].get<double>(); };
+  std::fprintf(stderr,
+               "first copy after %.2f ms, all staging made %.2f ms later, last copy %.2f ms later, end %.2f ms later; "
+               "device memory after %.2f ms, engine needs %.2f ms, threads read %.0f %% of the time",
+               value("to_first_copy_ms"), value("to_all_staging_ms"), value("to_last_copy_ms"), value("to_end_ms"),
+               value("device_memory_after_ms"), value("copy_engine_needs_ms"), value("reading_share_of_threads") * 100);
 }
 
 // Takes the upload's time from the library's log.
 struct UploadLog {
   double seconds = NAN;
+  UploadTimes times;
   static void write(void* user_data, uint32_t, const char* message) {
+    static_cast<UploadLog*>(user_data)->read(message);
+  }
+  void read(const char* message) {
     unsigned long long bytes = 0;
     double milliseconds = 0;
-    if (std::sscanf(message, "uploaded %llu bytes of weights in %lf ms", &bytes, &milliseconds) != 2) return;
-    static_cast<UploadLog*>(user_data)->seconds = milliseconds / 1e3;
+    if (std::sscanf(message, "uploaded %llu bytes of weights in %lf ms", &bytes, &milliseconds) == 2) {
+      seconds = milliseconds / 1e3;
+    }
+    UploadTimes read;
+    if (std::sscanf(message,
+                    "upload of rank 0: memory allocated after %lf ms, first copy after %lf ms, staging made after %lf "
+                    "ms, last copy after %lf ms, all done after %lf ms; threads read for %lf ms",
+                    &read.allocated, &read.first_copy, &read.all_places, &read.last_copy, &read.end,
+                    &read.reading) != 6) {
+      return;
+    }
+    times = read;
+    for (double* time :
+         {&times.allocated, &times.first_copy, &times.all_places, &times.last_copy, &times.end, &times.reading}) {
+      *time /= 1e3;
+    }
   }
 };
 
@@ -413,6 +429,7 @@ class Loads {
 
   struct Times {
     std::vector<double> rates, loads, others, sessions;
+    std::vector<Upload> uploads;
   };
   // Loads with so many threads: the rate of the upload, the time of the whole load, of what is not the upload, and of
   // the session that comes after it.
@@ -430,7 +447,7 @@ class Loads {
  private:
   static mkrt_runtime_desc desc(UploadLog* log) {
     mkrt_runtime_desc desc{};
-    desc.log_level = MKRT_LOG_INFO;
+    desc.log_level = MKRT_LOG_DEBUG;
     desc.user_data = log;
     desc.log = UploadLog::write;
     return desc;
@@ -438,15 +455,17 @@ class Loads {
   void load(uint32_t threads, Times* times) {
     const mkrt::Program program(runtime_, package_);
     weight_bytes_ = program.info().weight_bytes;
-    log_.seconds = NAN;
+    log_ = {};
     const Clock::time_point begin = Clock::now();
     const mkrt::Executable executable(program, mesh_, 0, threads);
     const double load_seconds = seconds_since(begin);
     const Clock::time_point loaded = Clock::now();
     const mkrt::Session session(executable);
     times->sessions.push_back(seconds_since(loaded));
-    if (std::isnan(log_.seconds)) throw std::runtime_error("the library's log does not tell of the upload");
+    if (std::isnan(log_.seconds) || log_.times.end == 0)
+      throw std::runtime_error("the library's log does not tell of the upload");
     times->rates.push_back(static_cast<double>(weight_bytes_) / log_.seconds);
+    times->uploads.push_back({times->rates.back(), log_.times});
     times->loads.push_back(load_seconds);
     times->others.push_back(load_seconds - log_.seconds);
   }
@@ -469,15 +488,17 @@ ordered_json uploads(const Gpu& gpu, Loads& loads, const char* package, double& 
     const Loads::Times times = loads.run(count, rounds);
     limit = std::max(limit, pinned_rate(gpu));
     best = std::max(best, percentile(times.rates, 0.5));
+    const ordered_json parts = breakdown(median(times.uploads).times, count, loads.weight_bytes(), limit);
     threads.push_back({{"loader_threads", count},
                        {"bytes_per_second", summary(times.rates)},
+                       {"of_the_median", parts},
                        {"load_seconds", summary(times.loads)},
                        {"load_without_upload_seconds", summary(times.others)},
                        {"session_create_seconds", summary(times.sessions)}});
-    std::fprintf(stderr,
-                 "%29u  %8.1f GB/s; image and device memory take %.1f ms more, a session with its tables %.1f ms\n",
-                 count, percentile(times.rates, 0.5) / 1e9, percentile(times.others, 0.5) * 1e3,
-                 percentile(times.sessions, 0.5) * 1e3);
+    std::fprintf(stderr, "%2u threads %5.1f GB/s: ", count, percentile(times.rates, 0.5) / 1e9);
+    print(parts);
+    std::fprintf(stderr, "; image %.1f ms more, a session with its tables %.1f ms\n",
+                 percentile(times.others, 0.5) * 1e3, percentile(times.sessions, 0.5) * 1e3);
   }
   for (ordered_json& one : threads) {
     one["share_of_pinned_copy"] = one["bytes_per_second"]["p50"].get<double>() / limit;
@@ -487,6 +508,81 @@ ordered_json uploads(const Gpu& gpu, Loads& loads, const char* package, double& 
           {"weight_bytes", loads.weight_bytes()},
           {"threads", threads},
           {"best_share_of_pinned_copy", best / limit}};
+}
+
+// The library's upload of a package's files, called directly.
+class Shapes {
+ public:
+  explicit Shapes(const char* package) {
+    for (const auto& entry : std::filesystem::directory_iterator(package)) {
+      if (entry.path().extension() == ".safetensors") files_.emplace_back(entry.path().string());
+    }
+    for (const mkrt::base::MappedFile& file : files_) {
+      transfers_.push_back({bytes_, file.bytes(), &file});
+      bytes_ += (file.bytes().size() + 255) / 256 * 256;
+    }
+    const std::shared_ptr<const mkrt::cuda::Driver> driver = mkrt::cuda::open_driver();
+    mkrt::cuda::DeviceNumber device = 0;
+    driver->check(driver->device_get(&device, 0), "get the device");
+    const auto context = std::make_shared<mkrt::cuda::DeviceContext>(driver, device);
+    heap_ = std::make_shared<mkrt::cuda::DeviceHeap>(context, 0, mkrt::cuda::DeviceAllocator{});
+  }
+
+  uint64_t bytes() const { return bytes_; }
+  Upload measure(uint32_t threads, const UploadShape& shape) const {
+    const mkrt::cuda::ContextScope scope(*heap_->context());
+    std::vector<Upload> uploads;
+    for (int round = 0; round < 5; ++round) {
+      const mkrt::cuda::Uploaded uploaded = mkrt::cuda::upload(heap_, bytes_, transfers_, threads, shape);
+      uploads.push_back({static_cast<double>(bytes_) / uploaded.times.end, uploaded.times});
+    }
+    return median(uploads);
+  }
+
+ private:
+  std::vector<mkrt::base::MappedFile> files_;
+  std::vector<mkrt::cuda::Transfer> transfers_;
+  uint64_t bytes_ = 0;
+  std::shared_ptr<mkrt::cuda::DeviceHeap> heap_;
+};
+
+// What the library does first; then smaller and larger slices, blocks, and numbers of places.
+ordered_json shapes(const char* package, double limit) {
+  constexpr size_t kilobyte = 1024;
+  const UploadShape variants[] = {
+      {},
+      {8 * megabyte, 256 * kilobyte, 4},
+      {8 * megabyte, 1024 * kilobyte, 4},
+      {8 * megabyte, 512 * kilobyte, 3},
+      {8 * megabyte, 512 * kilobyte, 6},
+      {8 * megabyte, 1024 * kilobyte, 6},
+      {4 * megabyte, 512 * kilobyte, 8},
+      {4 * megabyte, 256 * kilobyte, 6},
+      {16 * megabyte, 512 * kilobyte, 2},
+      {16 * megabyte, 512 * kilobyte, 3},
+      {16 * megabyte, 1024 * kilobyte, 4},
+  };
+  const Shapes files(package);
+  ordered_json out = ordered_json::array();
+  for (const UploadShape& shape : variants) {
+    for (const uint32_t threads : {12u, 16u}) {
+      const Upload upload = files.measure(threads, shape);
+      const ordered_json parts = breakdown(upload.times, threads, files.bytes(), limit);
+      out.push_back({{"block_bytes", shape.block_bytes},
+                     {"slice_bytes", shape.slice_bytes},
+                     {"place_count", shape.place_count},
+                     {"threads", threads},
+                     {"bytes_per_second", upload.rate},
+                     {"share_of_pinned_copy", upload.rate / limit},
+                     {"of_the_median", parts}});
+      std::fprintf(stderr, "%zu places of %2zu MB, slices of %4zu KB, %2u threads: %.1f GB/s, %.1f %%; ",
+                   shape.place_count, shape.block_bytes / megabyte, shape.slice_bytes / kilobyte, threads,
+                   upload.rate / 1e9, upload.rate / limit * 100);
+      print(parts);
+      std::fprintf(stderr, "\n");
+    }
+  }
+  return out;
 }
 
 ordered_json measure(const std::vector<const char*>& packages) {
@@ -507,7 +603,7 @@ ordered_json measure(const std::vector<const char*>& packages) {
   const ordered_json copies = pieces_of_copies(gpu);
   Files files(packages.front(), 2048 * megabyte);
   const ordered_json reads = reading(gpu, files);
-  const ordered_json pipeline = pipelines(gpu, files);
+  const ordered_json variants = shapes(packages.front(), limit);
   return {{"benchmark", "upload"},
           {"device", device},
           {"host_threads", std::thread::hardware_concurrency()},
@@ -517,7 +613,7 @@ ordered_json measure(const std::vector<const char*>& packages) {
           {"fixed_costs", fixed},
           {"copies_alone", copies},
           {"reading_alone", reads},
-          {"reading_and_copying", pipeline}};
+          {"shapes", variants}};
 }
 
 }  // namespace
