@@ -17,8 +17,11 @@ constexpr std::array<std::pair<std::string_view, Dtype>, 6> dtype_names{{{"f32",
                                                                          {"i32", Dtype::i32},
                                                                          {"u32", Dtype::u32},
                                                                          {"u8", Dtype::u8}}};
-constexpr std::array<std::pair<std::string_view, Access>, 4> access_names{
-    {{"read", Access::read}, {"write", Access::write}, {"read_write", Access::read_write}, {"append", Access::append}}};
+constexpr std::array<std::pair<std::string_view, Access>, 5> access_names{{{"read", Access::read},
+                                                                           {"write", Access::write},
+                                                                           {"read_write", Access::read_write},
+                                                                           {"append", Access::append},
+                                                                           {"gather", Access::gather}}};
 constexpr std::array<std::pair<std::string_view, ParameterType>, 3> parameter_type_names{
     {{"u32", ParameterType::u32}, {"i32", ParameterType::i32}, {"f32", ParameterType::f32}}};
 
@@ -224,7 +227,8 @@ std::vector<uint32_t> parse_dimensions(const JsonView& view) {
 OperandDefinition parse_operand(const JsonView& view) {
   OperandDefinition out;
   out.name = view.member("name").name();
-  out.access = expect_named(view.member("access"), access_names, "\"read\", \"write\", \"read_write\" or \"append\"");
+  out.access = expect_named(view.member("access"), access_names,
+                            "\"read\", \"write\", \"read_write\", \"append\" or \"gather\"");
   const JsonView dtypes = view.member("dtypes");
   dtypes.expect_array(1);
   dtypes.each_element([&](const JsonView& element) {

@@ -53,7 +53,14 @@ constexpr uint64_t dtype_size(Dtype dtype) noexcept {
 }
 
 // How an instruction uses an operand; src/package/README.md defines each.
-enum class Access : uint8_t { read, write, read_write, append };
+enum class Access : uint8_t { read, write, read_write, append, gather };
+
+constexpr bool is_write(Access access) noexcept { return access != Access::read && access != Access::gather; }
+// Whether an operand may mean every rank's instance at once: what is written is repeated, what is gathered is read at
+// each.
+constexpr bool may_name_all_ranks(Access access) noexcept {
+  return access == Access::write || access == Access::gather;
+}
 
 enum class ParameterType : uint8_t { u32, i32, f32 };
 

@@ -116,13 +116,13 @@ void check_access(const JsonView& view, const Operand& operand, const Tensor& te
     view.fail(text("tensor ", base::quoted(tensor.name), " has dtype ", dtype_name(tensor.dtype),
                    ", which the opcode does not take here"));
   }
-  if (tensor.kind == MKRT_TENSOR_WEIGHT && definition.access != Access::read) {
+  if (tensor.kind == MKRT_TENSOR_WEIGHT && is_write(definition.access)) {
     view.fail(text("writes to the weight ", base::quoted(tensor.name)));
   }
   if (tensor.kind == MKRT_TENSOR_WEIGHT && operand.rank.mode != MKRT_RANK_SELF) {
     view.fail(text("names another rank's weight ", base::quoted(tensor.name)));
   }
-  if (operand.rank.mode == MKRT_RANK_ALL && definition.access != Access::write) {
+  if (operand.rank.mode == MKRT_RANK_ALL && !may_name_all_ranks(definition.access)) {
     view.fail("reads from \"all\" ranks");
   }
 }

@@ -66,6 +66,7 @@ std::string_view json_access(Access access) {
     case Access::write: return "write";
     case Access::read_write: return "read_write";
     case Access::append: return "append";
+    case Access::gather: return "gather";
   }
   return "?";
 }

@@ -44,8 +44,6 @@ struct Use {
   uint32_t operand = 0;
 };
 
-bool is_write(package::Access access) { return access != package::Access::read; }
-
 // Checks one instance of one tensor: the one of rank `instance_`.
 class InstanceCheck {
  public:
@@ -124,7 +122,7 @@ void InstanceCheck::add_accesses(Cluster& cluster, uint32_t operand_number) {
   const mkrt_rank_selector& selector = record_of(cluster).operands[operand_number]->rank;
   Access access;
   access.operand = operand_number;
-  access.writes = is_write(kind);
+  access.writes = package::is_write(kind);
   access.appends = kind == package::Access::append;
   effort_.charge(context_.rank_count());
   for (uint32_t rank = 0; rank < context_.rank_count(); ++rank) {
@@ -328,7 +326,7 @@ std::vector<std::vector<Use>> uses_of_written_tensors(const Context& context) {
     for (uint32_t o = 0; o < operands.size(); ++o) {
       if (!operands[o]) continue;
       uses[operands[o]->tensor].push_back({r, o});
-      if (is_write(context.opcode(r).operands[o].access)) is_written[operands[o]->tensor] = true;
+      if (package::is_write(context.opcode(r).operands[o].access)) is_written[operands[o]->tensor] = true;
     }
   }
   for (size_t t = 0; t < tensor_count; ++t) {

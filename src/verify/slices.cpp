@@ -7,7 +7,6 @@
 namespace mkrt::verify {
 namespace {
 
-using package::Access;
 using package::Constraint;
 using package::ConstraintFactor;
 using package::Operand;
@@ -38,15 +37,16 @@ struct Slice {
 };
 
 void check_selector(const Slice& slice, const mkrt_rank_selector& selector) {
-  const bool reads = slice.definition.access != Access::write;
   if (slice.definition.constant && slice.tensor.kind != MKRT_TENSOR_WEIGHT) {
     slice.fail("is no weight, but the instruction may read it before it waits");
   }
   if (slice.tensor.kind == MKRT_TENSOR_WEIGHT) {
-    if (slice.definition.access != Access::read) slice.fail("is written, but weights are constant");
+    if (package::is_write(slice.definition.access)) slice.fail("is written, but weights are constant");
     if (selector.mode != MKRT_RANK_SELF) slice.fail("names another rank, but weights exist only on their own");
   }
-  if (selector.mode == MKRT_RANK_ALL && reads) slice.fail("is read from all ranks; only writes may name all");
+  if (selector.mode == MKRT_RANK_ALL && !package::may_name_all_ranks(slice.definition.access)) {
+    slice.fail("is read from all ranks; only operands of access \"write\" or \"gather\" may name all");
+  }
 }
 
 // Tiles that share an append slice decide by what they read which of them writes: they must read the same.
@@ -56,7 +56,7 @@ void check_sharing(const Slice& slice) {
     for (size_t other = 0; other < slice.record.operands.size(); ++other) {
       const package::OperandDefinition& definition = slice.context.opcode(slice.record_index).operands[other];
       const std::optional<Operand>& operand = slice.record.operands[other];
-      if (!operand || definition.access != Access::read) continue;
+      if (!operand || package::is_write(definition.access)) continue;
       const bool same_rank = operand->rank.mode != MKRT_RANK_RELATIVE || operand->rank.dimension != d;
       if (operand->strides[d] == 0 && same_rank) continue;
       slice.fail(base::text("is shared by tiles that differ in dimension ", d, ", in which operand ",

@@ -35,7 +35,7 @@ enum {
  * (own rank + offset + index[dimension]) modulo the rank count where `mode` is RELATIVE. Since 0.1. */
 enum {
   MKRT_RANK_SELF = 0,    /* the own rank */
-  MKRT_RANK_ALL = 1,     /* every rank: a write or signal that is repeated at each */
+  MKRT_RANK_ALL = 1,     /* every rank: a write or signal that is repeated at each, a gathered read of each */
   MKRT_RANK_FIXED = 2,   /* rank `offset` */
   MKRT_RANK_RELATIVE = 3 /* as above; `dimension` 0xff leaves the index out */
 };

@@ -118,6 +118,16 @@ TEST_CASE("ranks of operands and signals are selected in four ways") {
   CHECK(same(record.signals[0].rank, MKRT_RANK_ALL, 0xff, 0));
 }
 
+TEST_CASE("what an instruction gathers it may read at every rank, and it is no weight that is written") {
+  PackageFixture fixture;
+  fixture.program["isa"]["opcodes"][1]["operands"][0]["access"] = "gather";
+  for (const char* rank : {"all", "self"}) {
+    fixture.record(1)["operands"]["x"]["rank"] = rank;
+    const Record record = read_record(fixture, 1);
+    CHECK(same(record.operands[0]->rank, rank[0] == 'a' ? MKRT_RANK_ALL : MKRT_RANK_SELF, 0xff, 0));
+  }
+}
+
 TEST_CASE("waits and signals name counters of the entry") {
   PackageFixture fixture;
   fixture.record(1)["wait"] = {

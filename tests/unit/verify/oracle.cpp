@@ -103,7 +103,7 @@ Oracle::Node Oracle::make_node(const package::Program& program, uint32_t step, u
     const package::OperandDefinition& definition = program.isa.opcodes[record.opcode].operands[o];
     const package::Access access = definition.access;
     for (uint32_t target : ranks_of(operand.rank, rank, indices, rank_count_)) {
-      node.accesses.push_back({o, operand.tensor * rank_count_ + target, access != package::Access::read,
+      node.accesses.push_back({o, operand.tensor * rank_count_ + target, package::is_write(access),
                                access == package::Access::append, definition.shared_dimensions,
                                elements_of(operand, rank, indices)});
     }

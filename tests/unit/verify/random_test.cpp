@@ -150,7 +150,7 @@ class Generator {
       own.per_tile = 0;
     }
     builder.operand(chance(25) ? Access::read_write : Access::write, slice);
-    if (chance(30)) builder.read(slice.rank.mode == MKRT_RANK_ALL ? Slice{.tensor = slice.tensor, .size = 1} : slice);
+    if (chance(30)) builder.operand(slice.rank.mode == MKRT_RANK_ALL ? Access::gather : Access::read, slice);
   }
 
   void add_any_operand(Builder& builder) {
@@ -160,11 +160,11 @@ class Generator {
     slice.strides = {random_() % 8, random_() % 4};
     slice.rows = between(1, 2);
     slice.row_stride = random_() % 10;
-    const Access access = static_cast<Access>(pick({0, 0, 0, 1, 2, 3, 3}));
+    const Access access = static_cast<Access>(pick({0, 0, 0, 1, 2, 3, 3, 4}));
     if (access == Access::append && chance(50)) slice.strides[1] = 0;
     if (access == Access::append && chance(20)) slice.strides[0] = 0;
     if (ranks_ > 1 && chance(40)) slice.rank = any_rank(builder.last_record().dimensions);
-    if (access != Access::write && slice.rank.mode == MKRT_RANK_ALL) slice.rank = kSelf;
+    if (!package::may_name_all_ranks(access) && slice.rank.mode == MKRT_RANK_ALL) slice.rank = kSelf;
     if (access != Access::append) {
       builder.operand(access, slice);
       return;

@@ -133,18 +133,27 @@ TEST_CASE("weights are constant and belong to their own rank") {
     check_refused(builder.program(), 0, 0, kNoRank, {"operand \"weight\"", "only on their own"});
   }
   builder.last_record().operands[0]->rank = kSelf;
+  builder.program().isa.opcodes[0].operands[0].access = Access::gather;
+  CHECK_NOTHROW(check(builder.program()));
   for (Access access : {Access::write, Access::read_write, Access::append}) {
     builder.program().isa.opcodes[0].operands[0].access = access;
     check_refused(builder.program(), 0, 0, kNoRank, {"weights are constant"});
   }
 }
 
-TEST_CASE("only writes may name all ranks") {
+TEST_CASE("only what is written or gathered may name all ranks") {
+  for (Access access : {Access::write, Access::gather}) {
+    Builder builder(2);
+    const uint32_t t = builder.tensor("t", 64), done = builder.counter("done");
+    builder.record("r").operand(access, {.tensor = t, .size = 32, .rank_stride = 32, .rank = kAll});
+    builder.wait({.counter = done, .step = -1}).signal({.counter = done, .rank = kAll});
+    CHECK_NOTHROW(check(builder.program()));
+  }
   for (Access access : {Access::read, Access::read_write, Access::append}) {
     Builder builder(2);
     const uint32_t t = builder.tensor("t", 64);
     builder.record("r").operand(access, {.tensor = t, .rank = kAll});
-    check_refused(builder.program(), 0, 0, kNoRank, {"only writes may name all"});
+    check_refused(builder.program(), 0, 0, kNoRank, {"only operands of access \"write\" or \"gather\" may name all"});
   }
 }
 
