@@ -190,6 +190,14 @@ struct PageRing {
       phase ^= 1;
     }
   }
+  // The same `pages` times.
+  __device__ void skip(uint32_t pages) {
+    place += pages % count;
+    phase ^= pages / count & 1;
+    if (place < count) return;
+    place -= count;
+    phase ^= 1;
+  }
 };
 
 // Pages of a tile that are still to be sent for when the fetch warp may take the next one: four pages last as long as

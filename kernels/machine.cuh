@@ -87,6 +87,8 @@ struct Shared {
   uint64_t partial_full[2];
   uint64_t partial_free[2];
   uint64_t consumer_barrier;
+  uint64_t move_ready;  // the consumers tell the weight warp that a tile's sources may be read
+  uint32_t moves;       // for which the weight warp has waited so
   int32_t position[2];  // what the activation warp read for the consumers, with each activation buffer
   uint64_t wait_begin;  // when the activation warp began to wait, or 0
   uint32_t synchronizations[consumer_warps];  // of the consumer barrier, counted by each warp
@@ -665,8 +667,10 @@ __device__ inline void start_block(const mkrt_launch& launch) {
       ptx::barrier_init(&block.partial_free[i], ptx::warp_arrivals);
     }
     ptx::barrier_init(&block.consumer_barrier, consumer_warps * ptx::warp_arrivals);
+    ptx::barrier_init(&block.move_ready, ptx::warp_arrivals);
     ptx::barrier_init_fence();
     block.abort = 0;
+    block.moves = 0;
     block.block = share.block;
     block.block_count = share.block_count;
     const uint64_t epoch = share.rank != nullptr ? share.rank->epoch : launch.epoch;

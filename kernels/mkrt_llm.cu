@@ -2,9 +2,23 @@
 #include "attention.cuh"
 #include "linear.cuh"
 #include "linear_store.cuh"
+#include "move.cuh"
 #include "small.cuh"
 
 namespace mkrt::llm {
+
+__device__ inline bool bring_move(uint32_t place, PageRing& ring, PageRing& arriving, uint32_t& on_the_way) {
+#if MKRT_BULK_COPY
+  RingState state{ring, arriving, on_the_way};
+  const bool going = bring_pages(place, state);
+  ring = state.next;
+  arriving = state.arriving;
+  on_the_way = state.on_the_way;
+  return going;
+#else
+  return true;  // nothing goes through the ring
+#endif
+}
 
 __device__ void weight_role() {
   machine::Walk walk;
@@ -15,10 +29,12 @@ __device__ void weight_role() {
   for (; walk.next(); walk.release()) {
     const TileSlot& tile = machine::slot(walk.place());
     machine::trace(walk.sequence, MKRT_TRACE_WEIGHTS_BEGIN);
-    if (!is_linear(tile.record.opcode)) {
+    if (is_linear(tile.record.opcode)) {
+      if (!stream_weights(walk.place(), ring, arriving, on_the_way, policy)) break;
+    } else if (move_pages(walk.place()) == 0) {
       // Nothing to stream: the next tile's weights may come while this one waits for its inputs.
       machine::tile_begun(walk.place());
-    } else if (!stream_weights(walk.place(), ring, arriving, on_the_way, policy)) {
+    } else if (!bring_move(walk.place(), ring, arriving, on_the_way)) {
       break;
     }
     machine::trace(walk.sequence, MKRT_TRACE_WEIGHTS_END);
@@ -109,7 +125,10 @@ __device__ bool consume_small(uint32_t place, ConsumerState& state) {
     case isa::opcode_attention_combine: outcome = attention_combine(place); break;
     case isa::opcode_choose: outcome = choose(place, state.partials & 1); break;
     case isa::opcode_sum_partials: outcome = sum_partials(place); break;
-    default: break;
+    default:
+      outcome = move(place, state.pages);
+      state.pages.skip(move_pages(place));
+      break;
   }
   if (outcome != done) {
     if (outcome != leaving && threadIdx.x == 0) machine::give_up(place, MKRT_ERROR_FAULT, 0, 0, 0, outcome, 0);
@@ -268,6 +287,7 @@ __global__ void __launch_bounds__(mkrt::machine::block_threads, 1)
     machine::fetch_role([&](uint32_t place) {
       llm::prepare_linear(place, owner);
       if (machine::slot(place).record.opcode == llm::isa::opcode_attention) llm::prepare_attention(place);
+      if (llm::is_move(machine::slot(place).record.opcode)) llm::prepare_move(place);
     });
   } else if (warp == machine::weight_warp) {
     llm::weight_role();

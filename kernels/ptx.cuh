@@ -145,6 +145,18 @@ __device__ inline void bulk_copy(void* shared, const void* global, uint32_t byte
       "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
       : "memory");
 }
+// Copies `bytes` of shared memory (a multiple of 16, both addresses too) to memory that may be a peer's. One lane,
+// which puts what it copied into a group and waits for it.
+__device__ inline void bulk_store(void* global, const void* shared, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared_address(shared)),
+               "r"(bytes)
+               : "memory");
+}
+__device__ inline void bulk_stores_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until shared memory has been read for all groups of the calling thread.
+__device__ inline void bulk_stores_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Until they are written, and visible to the calling thread.
+__device__ inline void bulk_stores_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 #else
 // Arrives when the calling lane's copies so far are complete; counts as one of the barrier's arrivals.
 __device__ inline void async_copy_arrive(uint64_t* barrier) {

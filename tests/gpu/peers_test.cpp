@@ -1,4 +1,5 @@
 // A GPU for each rank, and ranks that share the GPUs of a machine.
+#include "moves.hpp"
 #include "rank_checks.hpp"
 
 using namespace mkrt::test;
@@ -11,6 +12,14 @@ TEST_CASE("4 ranks on two GPUs, two on each, decode as one does") { check_rank_r
 
 TEST_CASE("10 000 tokens in a row on two GPUs are the same every time, in both queue modes") {
   check_long_runs(gpu_ranks(2, 2));
+}
+
+TEST_CASE("copies, gathers and sums are right between two GPUs, for every type, size and number of SMs") {
+  for (const uint32_t ranks : {2, 4}) check_moves(gpu_ranks(ranks, 2), 40'000);
+}
+
+TEST_CASE("records that move data follow each other across two GPUs and across steps") {
+  for (const uint32_t ranks : {2, 4}) check_move_chain(gpu_ranks(ranks, 2), 20'000, 2'000);
 }
 
 TEST_CASE("a cancel and a fault stop the ranks of all GPUs, and a reset session works as a new one") {

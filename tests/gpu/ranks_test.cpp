@@ -1,4 +1,5 @@
 // Several ranks on one GPU, its SMs divided between them.
+#include "moves.hpp"
 #include "rank_checks.hpp"
 
 using namespace mkrt::test;
@@ -10,6 +11,17 @@ TEST_CASE("2 and 4 ranks that share a GPU decode as one does, in both queue mode
 TEST_CASE("10 000 tokens in a row on 2 ranks that share a GPU are the same every time, in both queue modes") {
   check_long_runs(gpu_ranks(2));
 }
+
+TEST_CASE("copies, gathers and sums are right on 1, 2, 3 and 4 ranks that share a GPU, for every type, size and SMs") {
+  // On one SM most of these take more pages than the ring has.
+  for (const uint32_t ranks : {1, 2, 3, 4}) check_moves(gpu_ranks(ranks), 40'000);
+}
+
+TEST_CASE("records that move data follow each other across ranks that share a GPU and across steps") {
+  for (const uint32_t ranks : {1, 2, 4}) check_move_chain(gpu_ranks(ranks), 20'000, 2'000);
+}
+
+TEST_CASE("a tile may move more than 4 GB") { check_large_move(gpu_ranks(1)); }
 
 TEST_CASE("a cancel and a fault stop all ranks that share a GPU, and a reset session works as a new one") {
   for (const uint32_t ranks : {2, 4}) check_rank_failures(gpu_ranks(ranks));

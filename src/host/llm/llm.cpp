@@ -3,6 +3,7 @@
 #include <array>
 #include <utility>
 
+#include "host/llm/move_instructions.hpp"
 #include "host/llm/scratch.hpp"
 #include "host/llm/token_instructions.hpp"
 #include "host/llm/vector_instructions.hpp"
@@ -24,6 +25,10 @@ Instructions instructions_of(const llm::VectorInstructions& vector) noexcept {
   out[isa::llm::opcode_attention_combine] = vector.attention_combine;
   out[isa::llm::opcode_choose] = llm::choose;
   out[isa::llm::opcode_sum_partials] = llm::sum_partials;
+  out[isa::llm::opcode_copy] = llm::copy;
+  out[isa::llm::opcode_reduce_f32] = llm::reduce_f32;
+  out[isa::llm::opcode_reduce_f16] = llm::reduce_f16;
+  out[isa::llm::opcode_reduce_bf16] = llm::reduce_bf16;
   return out;
 }
 

@@ -31,4 +31,31 @@ inline uint16_t f16_of_float(float value) noexcept {
   return static_cast<uint16_t>(sign | ((rounded - 0x38000000) >> 13));
 }
 
+// The same with infinity beyond the range, as IEEE 754 rounds: from 65520 on.
+inline uint16_t f16_or_infinity_of_float(float value) noexcept {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t magnitude = bits & 0x7fffffff;
+  const bool beyond = magnitude >= std::bit_cast<uint32_t>(65520.0f) && magnitude <= 0x7f800000;
+  return beyond ? static_cast<uint16_t>((bits >> 16 & 0x8000) | 0x7c00) : f16_of_float(value);
+}
+
+inline float float_of_f16(uint16_t bits) noexcept {
+  const uint32_t sign = uint32_t{bits} << 16 & 0x80000000;
+  const uint32_t exponent = bits >> 10 & 31;
+  const uint32_t mantissa = bits & 0x3ff;
+  // Below 2^-14 an f16 counts multiples of 2^-24.
+  if (exponent == 0)
+    return std::bit_cast<float>(std::bit_cast<uint32_t>(static_cast<float>(mantissa) * 0x1p-24f) | sign);
+  // Exponents differ by 127 - 15; the largest stands for infinity and NaN.
+  const uint32_t wide = exponent == 31 ? 255 : exponent + 112;
+  return std::bit_cast<float>(sign | wide << 23 | mantissa << 13);
+}
+
+// Nearest bf16, ties to even; NaN stays NaN.
+inline uint16_t bf16_of_float(float value) noexcept {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
 }  // namespace mkrt::host::llm
