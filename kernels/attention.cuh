@@ -23,14 +23,13 @@ __device__ inline uint32_t consumer_warp() { return ptx::thread_number() / 32; }
 __device__ inline uint32_t consumer_thread() { return ptx::thread_number(); }
 static_assert(machine::fetch_warp == machine::consumer_warps, "consumers are the first warps of a block");
 
-// All consumer warps have come here, and see each other's shared memory. False when the block is leaving.
-__device__ inline bool synchronize_consumers() {
-  uint32_t& count = shared().synchronizations[consumer_warp()];
-  const uint32_t parity = count & 1;
+// All consumer warps have come here, and see each other's shared memory. False when one of them is leaving.
+//
+// Nobody hangs here: a warp that leaves comes here a last time and says so, wherever it was, and takes those with it
+// that wait here; those that are elsewhere find out by themselves, and come here a last time too.
+__device__ inline bool synchronize_consumers(bool leaving = false) {
   __syncwarp();
-  if (ptx::lane_number() == 0) ++count;
-  if (ptx::arrives()) ptx::barrier_arrive(&shared().consumer_barrier);
-  return machine::wait_warp(&shared().consumer_barrier, parity);
+  return !ptx::threads_barrier_any(machine::consumer_barrier, consumer_threads, leaving);
 }
 
 // What an instruction's work on a tile came to.
@@ -250,6 +249,7 @@ __device__ inline bool bring_attention(const TileSlot& tile, const InputLoads& i
   const AttentionShape shape = attention_shape(tile);
   if (!begin_load()) return false;
   const bool reached = wait();
+  if (shape.bulk != 0) ptx::fence_copy_engine_global();
   // Whatever stands in the tensor, it does not say that the block is leaving.
   const int32_t position = reached ? max(*input<int32_t>(tile, isa::attention::position), -1) : no_position;
   uint32_t chunks = 1;
@@ -259,8 +259,7 @@ __device__ inline bool bring_attention(const TileSlot& tile, const InputLoads& i
       if (!first && !begin_load()) return false;
       unsigned char* buffer = machine::activation_buffer(inputs.buffer());
       uint64_t* barrier = &shared().input_full[inputs.buffer()];
-      // What consumers did to the buffer, and what the acquire made visible, comes before the copy engine's accesses.
-      if (shape.bulk != 0) ptx::fence_copy_engine();
+      if (shape.bulk != 0) ptx::fence_copy_engine_shared();
       uint32_t bytes = 0;
       if (chunk == 0 && reached) bytes = bring_heads(tile, shape, buffer, barrier);
       bool missing = true;

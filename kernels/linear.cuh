@@ -200,9 +200,10 @@ struct PageRing {
   }
 };
 
-// Pages of a tile that are still to be sent for when the fetch warp may take the next one: four pages last as long as
-// it takes to get the next tile's number and record.
-constexpr uint32_t pages_when_next = 4;
+// Pages of a tile that are still to be sent for when the fetch warp may take the next one: six pages last as long as it
+// takes to get the next tile's number and record. With four, a token took 5 % longer, eight were as good
+// (PERFORMANCE.md).
+constexpr uint32_t pages_when_next = 6;
 
 // Streams a tile's weights into the ring. `ring` is where the next page goes, `arriving` the oldest page on its way.
 __device__ inline bool stream_weights(uint32_t place, PageRing& ring, PageRing& arriving, uint32_t& on_the_way,
@@ -287,7 +288,7 @@ __device__ inline void begin_inputs(const LinearShape& shape, const InputPlan& p
 #if MKRT_BULK_COPY
   if (plan.bulk && ptx::lane_number() == 0) {
     // What consumers did to the buffer is ordered before the copy engine's accesses.
-    ptx::fence_copy_engine();
+    ptx::fence_copy_engine_shared();
     ptx::barrier_expect(barrier, (shape.batch + shape.norm) * plan.count * 4);
   } else if (MKRT_CHECK_ARRIVALS && plan.bulk) {
     ptx::barrier_arrive(barrier);
@@ -303,7 +304,7 @@ __device__ inline void finish_inputs(const LinearShape& shape, const InputPlan& 
   unsigned char* to = machine::activation_buffer(buffer);
   uint64_t* barrier = &shared().input_full[buffer];
   // What the acquire made visible to ordinary loads is made visible to the copy engine.
-  if (plan.bulk) ptx::fence_copy_engine();
+  if (plan.bulk) ptx::fence_copy_engine_global();
   for (uint32_t b = 0; b < shape.batch; ++b) {
     bring_row(reinterpret_cast<float*>(to + b * shape.row_bytes), plan.x + b * plan.stride, plan.count, barrier,
               plan.bulk);

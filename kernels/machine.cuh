@@ -23,6 +23,9 @@ constexpr uint32_t store_warp = activation_warp + 1;
 constexpr uint32_t block_warps = store_warp + 1;
 constexpr uint32_t block_threads = block_warps * 32;
 
+// The hardware barrier that consumers share; 0 is __syncthreads.
+constexpr uint32_t consumer_barrier = 1;
+
 // Tiles that are somewhere between fetch and store at a time: one on its way from the queue, one being loaded, one
 // computed, one stored. More would take dynamic tiles away from blocks that are free sooner.
 constexpr uint32_t tile_slots = 4;
@@ -86,12 +89,10 @@ struct Shared {
   uint64_t input_free[2];
   uint64_t partial_full[2];
   uint64_t partial_free[2];
-  uint64_t consumer_barrier;
   uint64_t move_ready;  // the consumers tell the weight warp that a tile's sources may be read
   uint32_t moves;       // for which the weight warp has waited so
   int32_t position[2];  // what the activation warp read for the consumers, with each activation buffer
   uint64_t wait_begin;  // when the activation warp began to wait, or 0
-  uint32_t synchronizations[consumer_warps];  // of the consumer barrier, counted by each warp
   uint32_t abort;
   uint32_t epoch;
   uint32_t block;        // number among the rank's blocks
@@ -648,7 +649,6 @@ __device__ inline void start_block(const mkrt_launch& launch) {
     }
     reinterpret_cast<uint32_t*>(&block.launch)[threadIdx.x] = word;
   }
-  if (threadIdx.x < consumer_warps) block.synchronizations[threadIdx.x] = 0;
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < tile_slots; ++i) {
       ptx::barrier_init(&block.record_full[i], ptx::copy_arrivals);
@@ -666,7 +666,6 @@ __device__ inline void start_block(const mkrt_launch& launch) {
       ptx::barrier_init(&block.partial_full[i], consumer_warps * ptx::warp_arrivals);
       ptx::barrier_init(&block.partial_free[i], ptx::warp_arrivals);
     }
-    ptx::barrier_init(&block.consumer_barrier, consumer_warps * ptx::warp_arrivals);
     ptx::barrier_init(&block.move_ready, ptx::warp_arrivals);
     ptx::barrier_init_fence();
     block.abort = 0;

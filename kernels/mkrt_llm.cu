@@ -166,11 +166,11 @@ __device__ void consumer_role(uint32_t warp) {
   state.warp = warp;
   for (; walk.next(); walk.release()) {
     state.sequence = walk.sequence;
-    if (consume_tile(walk.place(), state)) continue;
-    // Nothing may arrive in the shared memory of a block that has left.
-    ptx::async_copies_wait();
-    return;
+    if (!consume_tile(walk.place(), state)) break;
   }
+  // Nothing may arrive in the shared memory of a block that has left.
+  ptx::async_copies_wait();
+  synchronize_consumers(/*leaving=*/true);
 }
 
 // What comes after a tile in this block.

@@ -154,7 +154,7 @@ __device__ __noinline__ bool bring_pages(uint32_t place, RingState& ring) {
   // The consumers were told by the warp that acquired the counters, and tell this one: what peers wrote is visible
   // here, and to the copy engine behind the fence.
   if (!machine::wait_warp(&shared().move_ready, parity)) return false;
-  ptx::fence_copy_engine();
+  ptx::fence_copy_engine_global();
   const RankPlaces sources(shape.in, shape.from);
   bool begun = false;
   uint32_t pages = 0;
@@ -224,7 +224,7 @@ __device__ __noinline__ bool send_pages(uint32_t place, PageRing ring) {
         if (opcode == isa::opcode_reduce_f32) add_pieces<float>(page, shape, bytes);
         if (opcode == isa::opcode_reduce_f16) add_pieces<__half>(page, shape, bytes);
         if (opcode == isa::opcode_reduce_bf16) add_pieces<__nv_bfloat16>(page, shape, bytes);
-        ptx::fence_copy_engine();
+        ptx::fence_copy_engine_shared();
         __syncwarp();
       }
       destinations.each([&](uint64_t destination, uint32_t) {
@@ -242,7 +242,7 @@ __device__ __noinline__ bool send_pages(uint32_t place, PageRing ring) {
   }
   // Written before the store warp signals; the fence puts the copy engine's writes before what this warp does next.
   ptx::bulk_stores_wait();
-  ptx::fence_copy_engine();
+  ptx::fence_copy_engine_global();
   __syncwarp();
   return true;
 }

@@ -164,11 +164,19 @@ __device__ inline void async_copy_arrive(uint64_t* barrier) {
 }
 #endif
 
-// Makes memory that was read through an acquire, or written to shared memory by ordinary stores, safe for the copy
-// engine to touch next.
-__device__ inline void fence_copy_engine() {
+// Order between ordinary accesses and the copy engine's: what this thread did to shared memory comes before what the
+// copy engine does to it next.
+__device__ inline void fence_copy_engine_shared() {
 #if MKRT_BULK_COPY
-  asm volatile("fence.proxy.async;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+// The same for global memory: what an acquire made visible to ordinary loads is visible to the copy engine next, and
+// what the copy engine has written is what a release then passes on. Without a state space this fence would wait for
+// memory as a release does, in each link of the chain (PERFORMANCE.md).
+__device__ inline void fence_copy_engine_global() {
+#if MKRT_BULK_COPY
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 #endif
 }
 
@@ -226,6 +234,20 @@ __device__ inline void store_release_system(uint32_t* address, uint32_t value) {
 }
 __device__ inline void store_release_system(uint64_t* address, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+// ---- a barrier of threads ------------------------------------------------------------------------------------------
+
+// Waits until `threads` threads, whole warps, have come to the block's hardware barrier `number`; what each did before
+// is visible to all after. Whether any of them said `flag`. All lanes of a warp together.
+__device__ inline bool threads_barrier_any(uint32_t number, uint32_t threads, bool flag) {
+  uint32_t any;
+  asm volatile(
+      "{ .reg .pred said, any; setp.ne.u32 said, %1, 0; bar.red.or.pred any, %2, %3, said; selp.u32 %0, 1, 0, any; }"
+      : "=r"(any)
+      : "r"(static_cast<uint32_t>(flag)), "r"(number), "r"(threads)
+      : "memory");
+  return any != 0;
 }
 
 // ---- shared memory flags ------------------------------------------------------------------------------------------
