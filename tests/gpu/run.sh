@@ -4,8 +4,8 @@
 #
 #   tests/gpu/run.sh [STEP...] [RESULTS-FOLDER]
 #
-# Steps: build gpu-tests small-memory sanitizer racecheck reference bench; all of them where none is named. A step that
-# fails or takes too long does not stop the others. Results go to RESULTS-FOLDER (tests/bench/results) as
+# Steps: build gpu-tests small-memory sanitizer racecheck reference bench ranks; all of them where none is named. A step
+# that fails or takes too long does not stop the others. Results go to RESULTS-FOLDER (tests/bench/results) as
 # DATE-GPU-WHAT.json and .txt, each with device, driver, date and commit; a table of what passed comes last.
 #
 # From the environment:
@@ -32,7 +32,7 @@ batches=(1 3 16)
 context=2048  # of every package: the largest that is measured is 1024
 small_chips=(8.6 12.0)  # with 99 KB of shared memory a block; without and with bulk copies
 small_batches=(1 16)
-steps=(build gpu-tests small-memory sanitizer racecheck reference bench)
+steps=(build gpu-tests small-memory sanitizer racecheck reference bench ranks)
 
 # ---- What steps do: each of these runs in a process of its own, with a time limit ----------------------------------
 
@@ -52,7 +52,7 @@ configure() {
 
 do_build() {
   configure "$BUILD" || return
-  cmake --build "$BUILD" -j "${JOBS:-$(nproc)}" --target tests_gpu cuda_benchmarks
+  cmake --build "$BUILD" -j "${JOBS:-$(nproc)}" --target tests_gpu cuda_benchmarks mkrt_bench_ranks
 }
 
 # do_packages SHAPE...: packages of novelist, and of each shape for every batch, all shapes at a time. Those that are
@@ -159,6 +159,14 @@ do_decode() {
   return "$status"
 }
 
+# NCCL where Python's packages have it; it lies in no folder that a program would look into. Packages of its own go to
+# $WORK, which is in memory where there is plenty.
+do_ranks() {
+  local nccl
+  nccl=$(python3 -c 'import importlib.util as u; print(u.find_spec("nvidia.nccl").submodule_search_locations[0])' 2>/dev/null)
+  TMPDIR=$WORK LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${nccl:+$nccl/lib} "$(program mkrt_bench_ranks)" >"$1"
+}
+
 if [[ ${1:-} == --do ]]; then
   "do_$2" "${@:3}"
   exit
@@ -174,7 +182,7 @@ for argument in "$@"; do
       sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$script"
       exit 0
       ;;
-    build | gpu-tests | small-memory | sanitizer | racecheck | reference | bench) chosen+=("$argument") ;;
+    build | gpu-tests | small-memory | sanitizer | racecheck | reference | bench | ranks) chosen+=("$argument") ;;
     -*)
       printf 'unknown option %s\n' "$argument" >&2
       exit 2
@@ -324,6 +332,14 @@ if wanted bench; then
   attempt "upload of weights" 60 upload "$prefix-upload.json"
   attempt "decoding" 120 decode "$prefix-decode.json"
   finish_json "$prefix-execute-cost.json" "$prefix-upload.json" "$prefix-decode.json"
+fi
+
+if wanted ranks; then
+  open_log ranks-topology
+  nvidia-smi topo -m >>"$log" 2>&1
+  log=/dev/null
+  attempt "exchanges between ranks" 120 ranks "$prefix-ranks.json"
+  finish_json "$prefix-ranks.json"
 fi
 
 {
