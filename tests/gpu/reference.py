@@ -4,8 +4,8 @@
 decode_logits lets the package of every shape and batch choose 64 tokens after 8 given ones, in both queue modes and
 with several limits of SMs; one run does all of them, because those on one SM run side by side. transformers then
 computes the logits of the same tokens in one pass, in float32, without TF32 and with plain attention. The error of a
-position is |logits - reference| / |reference|, Euclidean over the vocabulary. Writes one JSON file; fails where an error
-is 1e-2 or more, or is no number.
+position is |logits - reference| / |reference|, Euclidean over the vocabulary. Writes one JSON file; fails where an
+error is 1e-2 or more, or is no number.
 """
 import argparse
 import json
@@ -147,7 +147,8 @@ def main():
             case["seconds"] = time.monotonic() - begin
             failures += not ok
             result["cases"].append(case)
-            print(f"{shape:14} batch {batch:2}  {'ok' if ok else 'FAILED'}  {line}  {case['seconds']:.1f} s", flush=True)
+            outcome = "ok" if ok else "FAILED"
+            print(f"{shape:14} batch {batch:2}  {outcome}  {line}  {case['seconds']:.1f} s", flush=True)
             # Written each time: a step that is cut off leaves what it has.
             result["ok"] = failures == 0
             with open(arguments.output, "w") as file:
