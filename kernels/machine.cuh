@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "mkrt/device/launch.h"
+#include "mkrt/device/layout.h"
 #include "mkrt/mkrt.h"
 #include "ptx.cuh"
 

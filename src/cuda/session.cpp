@@ -10,6 +10,7 @@
 #include "base/report.hpp"
 #include "device/failures.hpp"
 #include "memory/encode.hpp"
+#include "mkrt/device/layout.h"
 
 namespace mkrt::cuda {
 

@@ -2,7 +2,8 @@
  *
  * SPDX-License-Identifier: MIT
  *
- * A C11 header shared by src/cuda and kernels. An image exports, as constants in device memory with C names:
+ * A C11 header shared by src/cuda and kernels; layout.h asserts where its fields lie. An image exports, as constants in
+ * device memory with C names:
  *  - `mkrt_image`: an mkrt_image_info; the runtime refuses an image whose fields differ from its own;
  *  - `mkrt_run`: the kernel, `void mkrt_run(const mkrt_launch launch)`, one block an SM, launched cooperatively.
  */
@@ -39,8 +40,6 @@ typedef struct mkrt_image_info {
   uint8_t whole[MKRT_IMAGE_OPCODES];     /* 1: the opcode's staged operands must fit as they are */
   uint8_t more_rows[MKRT_IMAGE_OPCODES]; /* and so many more rows of the size of the last of them */
 } mkrt_image_info;
-MKRT_STATIC_ASSERT(offsetof(mkrt_image_info, staged_operands) == 56);
-MKRT_STATIC_ASSERT(sizeof(mkrt_image_info) == 440);
 
 /* Which tile gave up, and why. The launch's last block copies it to host memory. Since 0.1. */
 typedef struct mkrt_report {
@@ -57,7 +56,6 @@ typedef struct mkrt_report {
   uint64_t waited_ns;      /* before it gave up */
   uint64_t timeline_value; /* of the launch that it belongs to; others may follow before the host looks */
 } mkrt_report;
-MKRT_STATIC_ASSERT(sizeof(mkrt_report) == 64);
 /* Values of mkrt_report.record that are no records. Since 0.1. */
 enum { MKRT_REPORT_BEGIN = 0x7ffffffe, MKRT_REPORT_END = 0x7fffffff };
 
@@ -78,10 +76,6 @@ typedef struct mkrt_control {
   uint32_t launches; /* that the rank has finished */
   uint32_t padding_after[10];
 } mkrt_control;
-MKRT_STATIC_ASSERT(offsetof(mkrt_control, report) == 128);
-MKRT_STATIC_ASSERT(sizeof(mkrt_control) == 256);
-
-MKRT_STATIC_ASSERT(sizeof(mkrt_trace_tile) == 128);
 
 /* One launch runs all ranks that share a device, its blocks divided between them, so that they are resident together
  * and may wait for each other. Since 0.1. */
@@ -116,8 +110,6 @@ typedef struct mkrt_launch {
   uint32_t outstanding_pages; /* pages that may be on their way at a time */
   uint32_t trace_tiles;       /* room for each block's first so many tiles */
 } mkrt_launch;
-MKRT_STATIC_ASSERT(offsetof(mkrt_launch, timeline_value) == 80);
-MKRT_STATIC_ASSERT(sizeof(mkrt_launch) == 144);
 
 /* first_tiles of a step is kept in shared memory; a schedule of an 80-layer model has about 500 records. Since 0.1. */
 enum { MKRT_LAUNCH_RECORDS = 1024 };

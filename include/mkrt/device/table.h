@@ -2,8 +2,9 @@
  *
  * SPDX-License-Identifier: MIT
  *
- * A C11 header shared by the runtime, host instruction sets and CUDA kernels. Only plain structs and static
- * assertions of their layout live here. One table is encoded for each session and rank, with every address resolved.
+ * A C11 header shared by the runtime, host instruction sets and CUDA kernels. Only plain structs live
+ * here; layout.h asserts where their fields lie. One table is encoded for each session and rank, with every address
+ * resolved.
  */
 #ifndef MKRT_DEVICE_TABLE_H_
 #define MKRT_DEVICE_TABLE_H_
@@ -100,15 +101,5 @@ typedef struct mkrt_record {
   mkrt_operand operand[MKRT_RECORD_OPERANDS]; /* in the order of the ISA's opcode */
   uint64_t padding;                           /* to a multiple of 16 bytes, for bulk copies */
 } mkrt_record;
-
-MKRT_STATIC_ASSERT(sizeof(mkrt_rank_selector) == 4);
-MKRT_STATIC_ASSERT(sizeof(mkrt_operand) == 72);
-MKRT_STATIC_ASSERT(sizeof(mkrt_wait) == 56);
-MKRT_STATIC_ASSERT(sizeof(mkrt_signal) == 48);
-MKRT_STATIC_ASSERT(offsetof(mkrt_record, parameter) == 56);
-MKRT_STATIC_ASSERT(offsetof(mkrt_record, wait) == 120);
-MKRT_STATIC_ASSERT(offsetof(mkrt_record, signal) == 344);
-MKRT_STATIC_ASSERT(offsetof(mkrt_record, operand) == 536);
-MKRT_STATIC_ASSERT(sizeof(mkrt_record) == 1408);
 
 #endif /* MKRT_DEVICE_TABLE_H_ */
