@@ -176,6 +176,7 @@ void LoadedImage::check(const package::Program& program, const std::string& file
                       ", the program's ", program.isa.name, " has ", program.isa.fingerprint));
   }
   if (program.isa.opcodes.size() > MKRT_IMAGE_OPCODES) refuse("cannot have that many opcodes");
+  if (info_.block_size == 0) refuse("wants blocks of 0 threads");
   if (info_.page_bytes == 0 || info_.minimum_pages == 0 || info_.preferred_pages < info_.minimum_pages ||
       info_.maximum_pages < info_.preferred_pages) {
     refuse("asks for an impossible ring of pages");

@@ -24,7 +24,7 @@ typedef struct mkrt_image_info {
   uint32_t launch_version; /* MKRT_LAUNCH_VERSION */
   uint32_t launch_size;    /* sizeof(mkrt_launch) */
   uint32_t record_size;    /* sizeof(mkrt_record) */
-  uint32_t block_size;     /* threads of a block */
+  uint32_t block_size;     /* threads of a block, at least 1 */
   uint64_t isa_fingerprint;
   uint32_t fixed_shared_bytes; /* shared memory of a block besides pages and activations */
   uint32_t page_bytes;         /* of the ring of weight pages */

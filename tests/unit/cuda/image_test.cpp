@@ -118,6 +118,12 @@ TEST_CASE("an image that was built for something else is refused before it is la
   SUBCASE("blocks that the device cannot have") {
     check_refused(image, "wants blocks of 384 threads", {.largest_block = 256});
   }
+  SUBCASE("blocks that no device can have") {
+    image.info.block_size = 0;
+    check_refused(image, "wants blocks of 0 threads");
+    image.info.block_size = 1025;
+    check_refused(image, "wants blocks of 1025 threads, and the device allows 1024");
+  }
   SUBCASE("a ring of no pages") {
     image.info.page_bytes = 0;
     check_refused(image, "impossible ring");
