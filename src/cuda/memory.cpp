@@ -15,8 +15,9 @@ void DeviceHeap::charge(uint64_t bytes, const char* what) {
   const uint64_t before = used_.fetch_add(bytes, std::memory_order_relaxed);
   if (budget_ == 0 || (bytes <= budget_ && before <= budget_ - bytes)) return;
   discharge(bytes);
-  throw base::Failure(MKRT_ERROR_OUT_OF_MEMORY, base::text(what, " need ", bytes, " bytes, and ", before, " of the ",
-                                                           budget_, " bytes of the memory budget are in use"));
+  throw base::Failure(MKRT_ERROR_OUT_OF_MEMORY,
+                      base::text(bytes, " bytes are needed for ", what, ", and ", before, " of the ", budget_,
+                                 " bytes of the memory budget are in use"));
 }
 
 DevicePointer DeviceHeap::allocate(uint64_t bytes, const char* what) {
@@ -43,19 +44,18 @@ void DeviceHeap::refuse(Result result, uint64_t bytes, const char* what) const {
   size_t total = 0;
   const ContextScope scope(*context_);
   const bool known = scope.result() == result_success && driver.memory_info(&free, &total) == result_success;
-  throw base::Failure(
-      MKRT_ERROR_OUT_OF_MEMORY,
-      known ? base::text(what, " need ", bytes, " bytes, and ", free, " of the device's ", total, " bytes are free")
-            : base::text(what, " need ", bytes, " bytes, which the device does not have"))
+  throw base::Failure(MKRT_ERROR_OUT_OF_MEMORY,
+                      known ? base::text(bytes, " bytes are needed for ", what, ", and ", free, " of the device's ",
+                                         total, " bytes are free")
+                            : base::text(bytes, " bytes are needed for ", what, ", which the device does not have"))
       .with_driver_code(result);
 }
 
 DevicePointer DeviceHeap::take_from_application(uint64_t bytes, const char* what) {
   const uint64_t address = allocator_.allocate(allocator_.user_data, allocator_.rank, bytes, allocation_alignment);
   if (address == 0) {
-    throw base::Failure(
-        MKRT_ERROR_OUT_OF_MEMORY,
-        base::text(what, " need ", bytes, " bytes, which the application's device memory did not give"));
+    throw base::Failure(MKRT_ERROR_OUT_OF_MEMORY, base::text(bytes, " bytes are needed for ", what,
+                                                             ", which the application's device memory did not give"));
   }
   if (address % allocation_alignment != 0) {
     allocator_.release(allocator_.user_data, allocator_.rank, address, bytes);

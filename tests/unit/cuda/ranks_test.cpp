@@ -230,7 +230,7 @@ TEST_CASE("the memory budget is each rank's, and what it bounds is whole pages o
     const base::Failure second = failure_of([&] { executable->create_session(); });
     CHECK(second.status() == MKRT_ERROR_OUT_OF_MEMORY);
     CHECK(second.message() ==
-          "a session need 65536 bytes, and 265632 of the 295632 bytes of the memory budget are in "
+          "65536 bytes are needed for a session, and 265632 of the 295632 bytes of the memory budget are in "
           "use");
     run(*first, request(entry_count));
   }
@@ -238,7 +238,7 @@ TEST_CASE("the memory budget is each rank's, and what it bounds is whole pages o
   gpu.set_free_memory(1, 1000);
   const base::Failure full = failure_of([&] { executable->create_session(); });
   CHECK(full.status() == MKRT_ERROR_OUT_OF_MEMORY);
-  CHECK(full.message() == "a session need 65536 bytes, and 1000 of the device's 1073741824 bytes are free");
+  CHECK(full.message() == "65536 bytes are needed for a session, and 1000 of the device's 1073741824 bytes are free");
 }
 
 TEST_CASE("a rank that waits in vain stops all, and the sentence names it and what it waited for") {

@@ -328,7 +328,7 @@ TEST_CASE("the memory budget and the device's memory bound what is taken, and th
   const base::Failure weights = failure_of([&] { mesh->load(work.program, {.memory_budget = 150'000}); });
   CHECK(weights.status() == MKRT_ERROR_OUT_OF_MEMORY);
   CHECK(weights.message() ==
-        "the weights need 200096 bytes, and 0 of the 150000 bytes of the memory budget are in use");
+        "200096 bytes are needed for the weights, and 0 of the 150000 bytes of the memory budget are in use");
   // Room for one session, not for two.
   constexpr uint64_t budget = 200'096 + 30'000;
   {
@@ -346,7 +346,7 @@ TEST_CASE("the memory budget and the device's memory bound what is taken, and th
   const base::Failure full = failure_of([&] { mesh->load(work.program, {}); });
   CHECK(full.status() == MKRT_ERROR_OUT_OF_MEMORY);
   CHECK(full.driver_code() == 2);
-  CHECK(full.message().find("the weights need 200096 bytes") == 0);
+  CHECK(full.message().find("200096 bytes are needed for the weights") == 0);
   CHECK(full.message().find(" of the device's 1073741824 bytes are free") != std::string::npos);
   CHECK(gpu.live_objects() == 1);
 }
@@ -398,7 +398,7 @@ TEST_CASE("device memory comes from the application where it supplies it, and go
     pool.limit = 100;
     const base::Failure failure = failure_of([&] { on.executable->create_session(); });
     CHECK(failure.status() == MKRT_ERROR_OUT_OF_MEMORY);
-    CHECK(failure.message().find("a session need") != std::string::npos);
+    CHECK(failure.message().find("bytes are needed for a session") != std::string::npos);
     pool.limit = UINT64_MAX;
   }
   CHECK(pool.given.empty());
