@@ -376,15 +376,24 @@ TEST_CASE("launches of many sessions come in one order on all devices, so that n
   constexpr uint32_t executes = 40;
   std::vector<std::unique_ptr<device::Session>> sessions;
   for (int i = 0; i < 3; ++i) sessions.push_back(on.executable->create_session());
+  std::vector<mkrt_status> outcomes(sessions.size(), MKRT_OK);
+  std::vector<mkrt_error> errors(sessions.size(), MKRT_ERROR_INIT);
   std::vector<std::thread> threads;
-  for (const auto& session : sessions) {
-    threads.emplace_back([session = session.get()] {
+  for (size_t i = 0; i < sessions.size(); ++i) {
+    threads.emplace_back([&, i] {
+      // Far more than all of it takes, and the end of launches that wait for each other.
+      const device::ExecuteRequest limited = request(entry_count, 1, MKRT_QUEUE_DYNAMIC, 0, 10'000 * millisecond);
       uint64_t value = 0;
-      for (uint32_t i = 0; i < executes; ++i) session->execute(request(entry_count), &value, nullptr);
-      session->wait(value, no_limit, nullptr);
+      for (uint32_t n = 0; n < executes && outcomes[i] == MKRT_OK; ++n) {
+        outcomes[i] = sessions[i]->execute(limited, &value, &errors[i]);
+      }
+      const mkrt_status ended = sessions[i]->wait(value, no_limit, &errors[i]);
+      if (ended != MKRT_OK) outcomes[i] = ended;
     });
   }
   for (std::thread& thread : threads) thread.join();
+  for (size_t i = 0; i < sessions.size(); ++i) CHECK_MESSAGE(outcomes[i] == MKRT_OK, errors[i].message);
+  REQUIRE(std::all_of(outcomes.begin(), outcomes.end(), [](mkrt_status status) { return status == MKRT_OK; }));
   for (const auto& session : sessions) {
     for (uint32_t rank = 0; rank < 3; ++rank) CHECK(read_total(*session, work, rank) == executes);
   }
