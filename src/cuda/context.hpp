@@ -1,4 +1,4 @@
-// A device's context, and making it current for a scope.
+// A device's context, making it current for a scope, and asking streams while the application captures.
 #pragma once
 
 #include <memory>
@@ -48,6 +48,25 @@ class ContextScope {
 
  private:
   const Driver& driver_;
+  Result result_;
+};
+
+// While this lives, the calling thread may ask streams that are not capturing, whatever the application captures
+// meanwhile: in the driver's default mode that is an error, and spoils the capture, on whichever thread it goes on.
+class BesideCaptures {
+ public:
+  explicit BesideCaptures(const Driver& driver) noexcept : driver_(driver), result_(driver.capture_mode(&mode_)) {}
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+  ~BesideCaptures() {
+    if (result_ == result_success) driver_.capture_mode(&mode_);
+  }
+
+  Result result() const noexcept { return result_; }
+
+ private:
+  const Driver& driver_;
+  CaptureMode mode_ = capture_relaxed;  // then that of before
   Result result_;
 };
 

@@ -38,6 +38,8 @@ namespace mkrt::cuda {
   X(stream_destroy, (Stream stream), cuStreamDestroy, 4000)                                                            \
   X(stream_query, (Stream stream), cuStreamQuery, 2000)                                                                \
   X(stream_synchronize, (Stream stream), cuStreamSynchronize, 2000)                                                    \
+  X(capture_status, (Stream stream, CaptureStatus * out_status), cuStreamIsCapturing, 10000)                           \
+  X(capture_mode, (CaptureMode * in_out_mode), cuThreadExchangeStreamCaptureMode, 10010)                               \
   X(module_load, (Module * out_module, const void* image), cuModuleLoadData, 2000)                                     \
   X(module_unload, (Module module), cuModuleUnload, 2000)                                                              \
   X(module_function, (Function * out_function, Module module, const char* name), cuModuleGetFunction, 2000)            \

@@ -53,6 +53,9 @@ enum FunctionAttribute : int {
   function_max_dynamic_shared_bytes = 8,
 };
 
+enum CaptureMode : int { capture_relaxed = 2 };
+enum CaptureStatus : int { capture_none = 0 };
+
 inline constexpr unsigned stream_non_blocking = 1;
 inline constexpr unsigned host_memory_portable = 1;
 inline constexpr unsigned host_memory_mapped = 2;

@@ -361,8 +361,24 @@ void Session::abandon(Result result, uint32_t rank) noexcept {
 }
 
 mkrt_status Session::query(uint64_t* out_value, mkrt_error* out_error) noexcept {
+  if (busy()) look_now_and_then();
   *out_value = completed();
   return status(out_error);
+}
+
+// Where a device is lost no value comes any more, and only the driver knows. A game queries in every frame: the driver
+// is asked ten times a second, which is soon enough for people, and costs the other frames nothing.
+void Session::look_now_and_then() noexcept {
+  constexpr auto interval = std::chrono::milliseconds(100);
+  using Clock = std::chrono::steady_clock;
+  const Clock::rep now = Clock::now().time_since_epoch().count();
+  Clock::rep due = next_look_.load(std::memory_order_relaxed);
+  if (now < due || driver_failure_.load(std::memory_order_relaxed) != result_success) return;
+  // One of several threads looks; none waits for a reset or another's look.
+  const Clock::rep next = now + Clock::duration(interval).count();
+  if (!next_look_.compare_exchange_strong(due, next, std::memory_order_relaxed)) return;
+  const std::unique_lock lock(cancel_mutex_, std::try_to_lock);
+  if (lock) notice_failure();
 }
 
 mkrt_status Session::wait(uint64_t value, uint64_t timeout_ns, mkrt_error* out_error) noexcept {
@@ -397,17 +413,23 @@ mkrt_status Session::wait(uint64_t value, uint64_t timeout_ns, mkrt_error* out_e
   return status(out_error);
 }
 
-// A launch that the driver gave up on never stores its value; its stream knows. `cancel_mutex_` is held.
+// A launch that the driver gave up on never stores its value; the streams of its device know. `cancel_mutex_` is held.
 bool Session::notice_failure() noexcept {
   for (const auto& part : parts_) {
-    const ContextScope scope(*part->device.context);
-    const Result result =
-        scope.result() == result_success ? driver_.stream_query(part->launch_stream.get()) : scope.result();
+    const Result result = ask(*part);
     if (result == result_success || result == result_not_ready) continue;
     abandon(result, part->device.ranks.front());
     return true;
   }
   return false;
+}
+
+Result Session::ask(const Part& part) const noexcept {
+  const ContextScope scope(*part.device.context);
+  if (scope.result() != result_success) return scope.result();
+  const BesideCaptures beside(driver_);
+  if (beside.result() != result_success) return beside.result();
+  return driver_.stream_query(part.watched());
 }
 
 void Session::cancel() noexcept {

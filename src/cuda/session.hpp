@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -48,10 +49,16 @@ class Session final : public device::Session {
   struct Part {
     Part(const MeshDevice& device, const LoadedImage& image);
 
+    // The stream that is asked whether the device is lost: that of the launches, but never the application's, which may
+    // be capturing a graph. A lost device shows on every stream.
+    Stream watched() const noexcept {
+      return device.adopted_stream != nullptr ? side_stream.get() : launch_stream.get();
+    }
+
     const MeshDevice& device;
     const LoadedImage& image;
     StreamHandle launch_stream;
-    StreamHandle side_stream;  // for cancels
+    StreamHandle side_stream;  // for cancels; the session's own
     // Copies wait for what the application has queued on its stream, but not for launches of other sessions on a stream
     // of the mesh's.
     Stream copies;
@@ -80,6 +87,8 @@ class Session final : public device::Session {
   Result enqueue_launch(const Part& part, const device::ExecuteRequest& request, uint64_t value) noexcept;
   void abandon(Result result, uint32_t rank) noexcept;
   bool notice_failure() noexcept;
+  Result ask(const Part& part) const noexcept;
+  void look_now_and_then() noexcept;
   void send_aborts() noexcept;
   Result settle(bool launches) noexcept;
   void finish_work() noexcept;
@@ -109,7 +118,8 @@ class Session final : public device::Session {
   std::vector<mkrt_launch> launches_;  // for each rank and entry, complete but for what a request says
   std::vector<uint32_t> entry_of_;     // of the launches in flight, by timeline value modulo their number
   std::atomic<uint64_t> last_value_{0};
-  std::mutex cancel_mutex_;  // a cancel and a reset do not overlap
+  std::atomic<std::chrono::steady_clock::rep> next_look_{0};  // of a query at the driver
+  std::mutex cancel_mutex_;                                   // a cancel and a reset do not overlap
   std::atomic<bool> cancelled_{false};
   // What a stream reported, once it did, or the launch of one rank after another's; and the rank. The rank is written
   // first.

@@ -1,6 +1,7 @@
 // The double must see what it is there to see.
 #include <doctest/doctest.h>
 
+#include <cstring>
 #include <optional>
 #include <thread>
 
@@ -132,6 +133,149 @@ TEST_CASE("the double sees registered memory that outlives its context") {
 }
 #endif
 
+namespace {
+
+// A stream and memory of all kinds, which a test gives back itself.
+struct Taken : Retained {
+  static constexpr size_t bytes = 4096;
+  explicit Taken(const DriverDouble& gpu) : Retained(gpu) {
+    REQUIRE(driver->memory_allocate(&memory, bytes) == result_success);
+    REQUIRE(driver->host_allocate(&pinned, bytes, 0) == result_success);
+    REQUIRE(driver->stream_create(&stream, stream_non_blocking) == result_success);
+  }
+  ~Taken() {
+    CHECK(driver->host_free(pinned) == result_success);
+    CHECK(driver->memory_free(memory) == result_success);
+    CHECK(driver->stream_destroy(stream) == result_success);
+  }
+  DevicePointer memory = 0;
+  void* pinned = nullptr;
+  Stream stream = nullptr;
+};
+
+}  // namespace
+
+TEST_CASE("the double sees that memory is freed while a copy that uses it is on its way, after a failure too") {
+  DriverDouble gpu;
+  gpu.put_work_off(true);
+  for (const bool failed : {false, true}) {
+    {
+      const Taken taken(gpu);
+      if (failed) {
+        DevicePointer other = 0;
+        gpu.fail_call(1, 999);
+        REQUIRE(taken.driver->memory_allocate(&other, 100) == 999);
+      }
+      REQUIRE(taken.driver->copy_to_device(taken.memory, taken.pinned, Taken::bytes, taken.stream) == result_success);
+    }
+    CHECK(seen(gpu).find("memory is freed that a stream still uses") != std::string::npos);
+    {
+      const Taken taken(gpu);
+      REQUIRE(taken.driver->copy_to_device(taken.memory, taken.pinned, Taken::bytes, taken.stream) == result_success);
+      REQUIRE(taken.driver->stream_synchronize(taken.stream) == result_success);
+    }
+    CHECK(seen(gpu).empty());
+    gpu.fail_none();
+  }
+  const Taken taken(gpu);
+  // A stream that is destroyed goes on with what it has.
+  Stream destroyed = nullptr;
+  REQUIRE(taken.driver->stream_create(&destroyed, stream_non_blocking) == result_success);
+  REQUIRE(taken.driver->copy_to_device(taken.memory, taken.pinned, Taken::bytes, destroyed) == result_success);
+  REQUIRE(taken.driver->stream_destroy(destroyed) == result_success);
+  DevicePointer other = 0;
+  REQUIRE(taken.driver->memory_allocate(&other, Taken::bytes) == result_success);
+  CHECK(taken.driver->memory_free(other) == result_success);  // and waits for all that there is
+  CHECK(seen(gpu).empty());
+  REQUIRE(taken.driver->copy_to_device(taken.memory, taken.pinned, Taken::bytes, taken.stream) == result_success);
+  gpu.fail_call(1, 999);
+  CHECK(taken.driver->stream_synchronize(taken.stream) == 999);  // nobody can know what is still used
+}
+
+TEST_CASE("a lost context fails every call in it until it is made anew, and takes back what it gave") {
+  DriverDouble gpu(std::vector<SimulatedDevice>(2));
+  const Retained other(gpu, 1);
+  {
+    const Retained retained(gpu);
+    const Driver& driver = *retained.driver;
+    DevicePointer memory = 0;
+    Stream stream = nullptr, second = nullptr;
+    REQUIRE(driver.memory_allocate(&memory, 100) == result_success);
+    REQUIRE(driver.stream_create(&stream, stream_non_blocking) == result_success);
+    REQUIRE(driver.stream_create(&second, stream_non_blocking) == result_success);
+    gpu.lose(retained.context, 719);
+    char data[4] = {};
+    CHECK(driver.stream_query(stream) == 719);
+    CHECK(driver.stream_query(second) == 719);
+    CHECK(driver.copy_to_host(data, memory, sizeof(data), stream) == 719);
+    CHECK(driver.memory_allocate(&memory, 100) == 719);
+    CHECK(driver.memory_free(memory) == 719);
+    CHECK(driver.stream_destroy(stream) == 719);
+    CHECK(driver.stream_destroy(second) == 719);
+  }
+  CHECK(gpu.live_objects() == 1);  // the other device's context, which works
+  DevicePointer memory = 0;
+  REQUIRE(other.driver->memory_allocate(&memory, 100) == result_success);
+  CHECK(other.driver->memory_free(memory) == result_success);
+  const Retained anew(gpu);
+  REQUIRE(anew.driver->memory_allocate(&memory, 100) == result_success);
+  CHECK(anew.driver->memory_free(memory) == result_success);
+}
+
+TEST_CASE("the double keeps what is captured for later, and sees who spoils a capture") {
+  DriverDouble gpu;
+  const Taken taken(gpu);
+  const Driver& driver = *taken.driver;
+  Stream const stream = gpu.create_stream(taken.context);
+  CaptureStatus status{};
+  CHECK(driver.capture_status(stream, &status) == result_success);
+  CHECK(status == capture_none);
+  gpu.begin_capture(stream);
+  CHECK(driver.capture_status(stream, &status) == result_success);
+  CHECK(status != capture_none);
+  std::memset(taken.pinned, 0x11, Taken::bytes);
+  REQUIRE(driver.copy_to_device(taken.memory, taken.pinned, 1, stream) == result_success);
+  CHECK(driver.stream_synchronize(taken.stream) != result_success);
+  CHECK(seen(gpu).find("stream_synchronize while a stream is capturing") != std::string::npos);
+  CaptureMode mode = capture_relaxed;
+  REQUIRE(driver.capture_mode(&mode) == result_success);
+  CHECK(driver.stream_query(taken.stream) == result_success);
+  CHECK(seen(gpu).empty());
+  CHECK(driver.stream_query(stream) != result_success);
+  CHECK(seen(gpu).find("stream_query of a stream that is capturing") != std::string::npos);
+  REQUIRE(driver.capture_mode(&mode) == result_success);
+  CHECK(mode == capture_relaxed);
+  const DriverDouble::Graph graph = gpu.end_capture(stream);
+
+  unsigned char byte = 0;
+  const auto read = [&] {
+    REQUIRE(driver.copy_to_host(&byte, taken.memory, 1, stream) == result_success);
+    REQUIRE(driver.stream_synchronize(stream) == result_success);
+    return byte;
+  };
+  CHECK(read() != 0x11);
+  for (const unsigned char value : {0x22, 0x33}) {
+    std::memset(taken.pinned, value, Taken::bytes);
+    gpu.replay(graph, stream);
+    CHECK(read() == value);
+  }
+}
+
+TEST_CASE("the double knows the most memory that was taken, and tells before any goes back") {
+  DriverDouble gpu;
+  const Retained retained(gpu);
+  DevicePointer first = 0, second = 0;
+  REQUIRE(retained.driver->memory_allocate(&first, 300) == result_success);
+  REQUIRE(retained.driver->memory_allocate(&second, 200) == result_success);
+  size_t live = 0;
+  gpu.on_release([&] { live = gpu.live_objects(); });
+  CHECK(retained.driver->memory_free(first) == result_success);
+  CHECK(live == 3);  // both and the context
+  CHECK(retained.driver->memory_free(second) == result_success);
+  CHECK(live == 2);
+  CHECK(gpu.most_memory(0) == 500);
+}
+
 TEST_CASE("the double sees contexts that are missing, wrong, or out of balance") {
   DriverDouble gpu(std::vector<SimulatedDevice>(2));
   const std::shared_ptr<const Driver> driver = gpu.driver();
@@ -174,6 +318,7 @@ TEST_CASE("the double sees addresses outside of the device's memory") {
   CHECK(driver.copy_to_host(data, memory + 99, 2, stream) != result_success);
   CHECK(driver.fill_bytes(reinterpret_cast<uintptr_t>(data), 0, 4, stream) != result_success);
   CHECK(gpu.take_violations().size() == 3);
+  CHECK(driver.stream_synchronize(stream) == result_success);
   driver.stream_destroy(stream);
   driver.memory_free(memory);
 }

@@ -27,7 +27,14 @@ namespace mkrt::cuda {
 // What the driver's handles point to.
 struct ContextObject {
   int device = 0;
-  bool primary = false;
+  // What every call reports once the context is lost.
+  std::atomic<Result> failure{result_success};
+};
+
+// StreamWork that uses memory at `addresses`, for as long as it is on its way.
+struct StreamWork {
+  std::vector<uint64_t> addresses;
+  std::function<void()> run;
 };
 
 struct StreamObject {
@@ -37,8 +44,10 @@ struct StreamObject {
   std::condition_variable changed;
   std::deque<std::function<void()>> work;
   bool running = false;  // a piece of work that was taken out
+  bool wanted = false;   // somebody waits for it
   bool ending = false;
-  std::atomic<Result> failure{result_success};
+  bool capturing = false;
+  std::vector<StreamWork> captured;
   std::thread thread;
 };
 
@@ -65,6 +74,9 @@ constexpr Result result_invalid_context = 201;
 constexpr Result result_invalid_handle = 400;
 constexpr Result result_already_registered = 712;
 constexpr Result result_not_registered = 713;
+constexpr Result result_capture_unsupported = 900;
+
+constexpr CaptureMode capture_global{};  // what a thread begins with
 
 // Added to a host address it gives a device address, which no processor can use as a host one.
 constexpr uint64_t bias = uint64_t{1} << 57;
@@ -86,6 +98,7 @@ struct ContextStack {
   ~ContextStack();
 };
 thread_local ContextStack stack;
+thread_local CaptureMode capture_mode_of_thread = capture_global;
 
 }  // namespace
 
@@ -94,7 +107,7 @@ class DriverDouble::State {
   explicit State(std::vector<SimulatedDevice> devices) : devices_(std::move(devices)), primaries_(devices_.size()) {
     for (size_t i = 0; i < devices_.size(); ++i) {
       free_bytes_.push_back(devices_[i].memory);
-      primaries_[i].object = {static_cast<int>(i), true};
+      primaries_[i].object.device = static_cast<int>(i);
     }
   }
 
@@ -109,12 +122,23 @@ class DriverDouble::State {
       if (fail_at_ != 0 && (calls_ == fail_at_ || (fail_after_ && calls_ > fail_at_))) {
         injected = fail_with_;
         if (failed_.empty()) failed_ = name;
+        blind_ |= lets_wait(name);
       }
     }
+    if (injected == result_success) injected = lost(name);
     if (injected != result_success && !gives_back(name)) return injected;
     const Result result = call();
     return injected != result_success ? injected : result;
   }
+  // The failure of the current context, for a call that needs one.
+  static Result lost(const std::string& name) {
+    const bool needs_none = name.starts_with("device_") || name.starts_with("primary_context_") ||
+                            name.starts_with("context_p") || name == "initialize" || name == "driver_version" ||
+                            name == "peer_attribute";
+    return needs_none || stack.contexts.empty() ? result_success : stack.contexts.back()->failure.load();
+  }
+  // Without these nobody can know when work is over. Where one failed by itself, work is over with it.
+  static bool lets_wait(const std::string& name) { return name == "stream_synchronize" || name == "context_push"; }
 
   static bool gives_back(const std::string& name) {
     return name == "context_pop" || name == "memory_free" || name == "host_free" || name == "stream_destroy" ||
@@ -190,7 +214,7 @@ class DriverDouble::State {
     if (device(number) == nullptr) return result_invalid_device;
     const std::lock_guard lock(mutex_);
     Primary& primary = primaries_[static_cast<size_t>(number - number_base)];
-    ++primary.retained;
+    if (++primary.retained == 1) primary.object.failure = result_success;
     *out = &primary.object;
     return result_success;
   }
@@ -276,8 +300,20 @@ class DriverDouble::State {
   Result memory_allocate(DevicePointer* out, size_t bytes) {
     const Context context = require_context("memory_allocate");
     if (context == nullptr) return result_invalid_context;
-    return take(context, bytes, false, out);
+    const Result result = take(context, bytes, false, out);
+    if (result == result_success) count_memory(context->device, static_cast<ptrdiff_t>(bytes));
+    return result;
   }
+  // Device memory that the library has; what modules take is not among it.
+  void count_memory(int device, ptrdiff_t bytes) {
+    const std::lock_guard lock(mutex_);
+    MemoryCount& count = memory_counts_[device];
+    count.now += bytes;
+    count.most = std::max(count.most, count.now);
+  }
+  struct MemoryCount {
+    ptrdiff_t now = 0, most = 0;
+  };
   Result take(Context context, size_t bytes, bool of_application, DevicePointer* out) {
     const std::lock_guard lock(mutex_);
     size_t& free = free_bytes_[static_cast<size_t>(context->device)];
@@ -303,11 +339,35 @@ class DriverDouble::State {
       owner = found->second.context;
     }
     require_owner(owner, "memory_free");
-    wait_for_device(owner->device);  // as the driver does
+    const size_t bytes = end_use(memory_, address, owner->device);
+    tell_release();
+    count_memory(owner->device, -static_cast<ptrdiff_t>(bytes));
     const std::lock_guard lock(mutex_);
-    free_bytes_[static_cast<size_t>(owner->device)] += memory_.at(address).bytes;
+    free_bytes_[static_cast<size_t>(owner->device)] += bytes;
     memory_.erase(address);
     return result_success;
+  }
+  // Waits until nothing is on its way on the device, as the driver does before it frees memory. That something uses the
+  // memory is a violation all the same: the wait is promised nowhere.
+  template <class Blocks>
+  size_t end_use(const Blocks& blocks, uint64_t address, int device) {
+    std::unique_lock lock(mutex_);
+    const size_t bytes = blocks.at(address).bytes;
+    wait_unused(lock, address, bytes, "freed");
+    lock.unlock();
+    wait_for_device(device);
+    return bytes;
+  }
+  void tell_release() {
+    std::function<void()> tell;
+    {
+      const std::lock_guard lock(mutex_);
+      tell = std::exchange(on_release_, nullptr);
+    }
+    if (!tell) return;
+    tell();
+    const std::lock_guard lock(mutex_);
+    on_release_ = std::move(tell);
   }
   Result host_allocate(void** out, size_t bytes, unsigned flags) {
     const Context context = require_context("host_allocate");
@@ -334,7 +394,7 @@ class DriverDouble::State {
       owner = found->second.context;
     }
     require_owner(owner, "host_free");
-    wait_for_device(owner->device);
+    end_use(pinned_, address, owner->device);
     const std::lock_guard lock(mutex_);
     pinned_.erase(address);
     return result_success;
@@ -500,23 +560,32 @@ class DriverDouble::State {
       return result_invalid_value;
     }
     const int device = properties->location.id - number_base;
-    const std::lock_guard lock(mutex_);
-    size_t& free = free_bytes_[static_cast<size_t>(device)];
-    if (bytes > free) return result_out_of_memory;
-    free -= bytes;
-    *out = ++last_physical_;
-    physical_.emplace(*out, Physical{device, bytes, false});
+    {
+      const std::lock_guard lock(mutex_);
+      size_t& free = free_bytes_[static_cast<size_t>(device)];
+      if (bytes > free) return result_out_of_memory;
+      free -= bytes;
+      *out = ++last_physical_;
+      physical_.emplace(*out, Physical{device, bytes, false});
+    }
+    count_memory(device, static_cast<ptrdiff_t>(bytes));
     return result_success;
   }
   Result memory_release(PhysicalMemory memory) {
-    const std::lock_guard lock(mutex_);
-    const auto found = physical_.find(memory);
-    if (found == physical_.end() || found->second.mapped) {
-      violations_.push_back("memory is released that does not exist, is released already, or is mapped");
-      return result_invalid_value;
+    tell_release();
+    Physical released{};
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = physical_.find(memory);
+      if (found == physical_.end() || found->second.mapped) {
+        violations_.push_back("memory is released that does not exist, is released already, or is mapped");
+        return result_invalid_value;
+      }
+      released = found->second;
+      free_bytes_[static_cast<size_t>(released.device)] += released.bytes;
+      physical_.erase(found);
     }
-    free_bytes_[static_cast<size_t>(found->second.device)] += found->second.bytes;
-    physical_.erase(found);
+    count_memory(released.device, -static_cast<ptrdiff_t>(released.bytes));
     return result_success;
   }
   Result memory_map(DevicePointer address, size_t bytes, size_t offset, PhysicalMemory memory,
@@ -547,10 +616,12 @@ class DriverDouble::State {
       const auto use = in_use_.lower_bound(address);
       return use != in_use_.end() && *use < address + bytes;
     };
-    if (used() && failed_.empty()) {
-      violations_.push_back(std::string("memory is ") + done + " that a stream still uses");
+    if (!used()) return;
+    // Where nobody could wait, because that call was made to fail, work goes on, as it would not after a real failure.
+    if (!blind_) violations_.push_back(std::string("memory is ") + done + " that a stream still uses");
+    for (const auto* all : {&streams_, &destroyed_}) {
+      for (const auto& stream : *all) want(*stream);
     }
-    // After a failure that was made up, work goes on, as no real one would.
     use_ended_.wait(lock, [&] { return !used(); });
   }
   Result memory_unmap(DevicePointer address, size_t bytes) {
@@ -626,14 +697,15 @@ class DriverDouble::State {
     auto stream = std::make_shared<StreamObject>();
     stream->context = context;
     stream->of_application = of_application;
-    stream->thread = std::thread([object = stream.get()] { work_off(*object); });
+    stream->thread = std::thread([this, object = stream.get()] { work_off(*object); });
     const std::lock_guard lock(mutex_);
     return streams_.emplace_back(std::move(stream)).get();
   }
-  static void work_off(StreamObject& stream) {
+  void work_off(StreamObject& stream) {
     std::unique_lock lock(stream.mutex);
     for (;;) {
-      stream.changed.wait(lock, [&] { return stream.ending || !stream.work.empty(); });
+      stream.changed.wait(lock,
+                          [&] { return stream.ending || (!stream.work.empty() && (stream.wanted || !work_waits_)); });
       if (stream.work.empty()) return;
       const std::function<void()> work = std::move(stream.work.front());
       stream.work.pop_front();
@@ -642,10 +714,17 @@ class DriverDouble::State {
       work();
       lock.lock();
       stream.running = false;
+      stream.wanted &= !stream.work.empty();
       stream.changed.notify_all();
     }
   }
+  static void want(StreamObject& stream) {
+    const std::lock_guard lock(stream.mutex);
+    stream.wanted = !stream.work.empty();
+    stream.changed.notify_all();
+  }
   static void drain(StreamObject& stream) {
+    want(stream);
     std::unique_lock lock(stream.mutex);
     stream.changed.wait(lock, [&] { return stream.work.empty() && !stream.running; });
   }
@@ -654,25 +733,70 @@ class DriverDouble::State {
     stream.work.push_back(std::move(work));
     stream.changed.notify_all();
   }
-  // The same for work that uses memory at `addresses`.
-  void enqueue_use(StreamObject& stream, std::vector<uint64_t> addresses, std::function<void()> work) {
+  // The same for work that uses memory at `addresses`; part of a graph where the stream is capturing.
+  void enqueue_use(StreamObject& stream, std::vector<uint64_t> addresses, std::function<void()> run) {
+    StreamWork work{std::move(addresses), std::move(run)};
+    {
+      const std::lock_guard lock(stream.mutex);
+      if (stream.capturing) {
+        stream.captured.push_back(std::move(work));
+        return;
+      }
+    }
+    enqueue_work(stream, std::move(work));
+  }
+  void enqueue_work(StreamObject& stream, StreamWork work) {
     {
       const std::lock_guard lock(mutex_);
-      in_use_.insert(addresses.begin(), addresses.end());
+      in_use_.insert(work.addresses.begin(), work.addresses.end());
     }
-    enqueue(stream, [this, addresses = std::move(addresses), work = std::move(work), &stream] {
-      if (stream.failure == result_success) work();
+    enqueue(stream, [this, work = std::move(work), &stream] {
+      if (stream.context->failure == result_success) work.run();
       const std::lock_guard lock(mutex_);
-      for (const uint64_t address : addresses) in_use_.erase(in_use_.find(address));
+      for (const uint64_t address : work.addresses) in_use_.erase(in_use_.find(address));
       use_ended_.notify_all();
     });
+  }
+
+  void begin_capture(Stream stream) {
+    const std::lock_guard lock(stream->mutex);
+    stream->capturing = true;
+    ++captures_;
+  }
+  std::vector<StreamWork> end_capture(Stream stream) {
+    const std::lock_guard lock(stream->mutex);
+    stream->capturing = false;
+    --captures_;
+    return std::exchange(stream->captured, {});
+  }
+  Result capture_status(Stream stream, CaptureStatus* out) {
+    if (require_stream(stream, "capture_status") == nullptr) return result_invalid_handle;
+    const std::lock_guard lock(stream->mutex);
+    *out = static_cast<CaptureStatus>(stream->capturing ? 1 : capture_none);
+    return result_success;
+  }
+  Result capture_mode(CaptureMode* in_out) {
+    if (require_context("capture_mode") == nullptr) return result_invalid_context;
+    std::swap(*in_out, capture_mode_of_thread);
+    return result_success;
+  }
+  // Whether a stream may be asked or waited for. Where it may not, a capture is spoilt.
+  bool may_ask(StreamObject& stream, const std::string& call) {
+    std::unique_lock lock(stream.mutex);
+    const bool capturing = stream.capturing;
+    lock.unlock();
+    if (!capturing && (captures_ == 0 || capture_mode_of_thread == capture_relaxed)) return true;
+    violate(call + (capturing ? " of a stream that is capturing" : " while a stream is capturing"));
+    return false;
   }
   void wait_for_device(int device) {
     std::vector<std::shared_ptr<StreamObject>> streams;
     {
       const std::lock_guard lock(mutex_);
-      for (const auto& stream : streams_) {
-        if (stream->context->device == device) streams.push_back(stream);
+      for (const auto* all : {&streams_, &destroyed_}) {
+        for (const auto& stream : *all) {
+          if (stream->context->device == device) streams.push_back(stream);
+        }
       }
     }
     for (const auto& stream : streams) drain(*stream);
@@ -698,8 +822,21 @@ class DriverDouble::State {
       violate("a stream of the application is destroyed");
       return result_success;
     }
-    end_stream(stream);
+    if (is_idle(*stream)) {
+      end_stream(stream);
+      return result_success;
+    }
+    // The driver does not wait: what is on its way goes on.
+    const std::lock_guard lock(mutex_);
+    const auto found =
+        std::find_if(streams_.begin(), streams_.end(), [&](const auto& known) { return known.get() == stream; });
+    destroyed_.push_back(std::move(*found));
+    streams_.erase(found);
     return result_success;
+  }
+  static bool is_idle(StreamObject& stream) {
+    const std::lock_guard lock(stream.mutex);
+    return stream.work.empty() && !stream.running;
   }
   void end_stream(Stream stream) {
     drain(*stream);
@@ -714,14 +851,15 @@ class DriverDouble::State {
   }
   Result stream_query(Stream stream) {
     if (require_stream(stream, "stream_query") == nullptr) return result_invalid_handle;
-    if (stream->failure != result_success) return stream->failure;
-    const std::lock_guard lock(stream->mutex);
-    return stream->work.empty() && !stream->running ? result_success : result_not_ready;
+    if (!may_ask(*stream, "stream_query")) return result_capture_unsupported;
+    want(*stream);
+    return is_idle(*stream) ? result_success : result_not_ready;
   }
   Result stream_synchronize(Stream stream) {
     if (require_stream(stream, "stream_synchronize") == nullptr) return result_invalid_handle;
+    if (!may_ask(*stream, "stream_synchronize")) return result_capture_unsupported;
     drain(*stream);
-    return stream->failure;
+    return stream->context->failure;
   }
 
   // ---- copies ----------------------------------------------------------------------------------------------------
@@ -757,7 +895,7 @@ class DriverDouble::State {
     const bool pinned = is_pinned(to);
     enqueue_use(*stream, {from, reinterpret_cast<uintptr_t>(to) + bias}, [=] { std::memcpy(to, source, bytes); });
     if (!pinned) drain(*stream);
-    return stream->failure;
+    return stream->context->failure;
   }
   Result fill_bytes(DevicePointer to, unsigned char value, size_t bytes, Stream stream) {
     if (require_stream(stream, "fill_bytes") == nullptr) return result_invalid_handle;
@@ -873,16 +1011,19 @@ class DriverDouble::State {
       violate("a launch of an instruction set that the double was not given");
       return result_invalid_image;
     }
-    enqueue_use(*stream, {seen.parameters.control}, [this, seen, isa, broken, stream] {
+    enqueue_use(*stream, {seen.parameters.control, seen.parameters.report}, [this, seen, isa, broken, stream] {
+      std::atomic<Result>& failure = stream->context->failure;
       if (broken != result_success) {
-        stream->failure = broken;
+        failure = broken;
         return;
       }
       const int device = stream->context->device;
-      const std::string wrong = run_kernel(seen.parameters, seen.grid, *isa,
-                                           [this, device](uint64_t address, uint64_t bytes, const char* what) {
-                                             return translate(device, address, bytes, what);
-                                           });
+      const std::string wrong = run_kernel(
+          seen.parameters, seen.grid, *isa,
+          [this, device](uint64_t address, uint64_t bytes, const char* what) {
+            return translate(device, address, bytes, what);
+          },
+          [&failure] { return failure != result_success; });
       if (!wrong.empty()) violate(wrong);
     });
     return result_success;
@@ -950,7 +1091,9 @@ class DriverDouble::State {
     std::vector<Stream> streams;
     {
       const std::lock_guard lock(mutex_);
-      for (const auto& stream : streams_) streams.push_back(stream.get());
+      for (const auto* all : {&streams_, &destroyed_}) {
+        for (const auto& stream : *all) streams.push_back(stream.get());
+      }
     }
     for (Stream stream : streams) end_stream(stream);
   }
@@ -976,7 +1119,8 @@ class DriverDouble::State {
   std::map<std::pair<int, int>, Path> paths_;
   std::multiset<uint64_t> in_use_;  // by what streams still have to do; of a launch, its first rank's control words
   std::condition_variable use_ended_;
-  std::vector<std::shared_ptr<StreamObject>> streams_;  // shared with who waits for one that another thread destroys
+  std::vector<std::shared_ptr<StreamObject>> streams_;    // shared with who waits for one that another thread destroys
+  std::vector<std::shared_ptr<StreamObject>> destroyed_;  // with work on its way
   std::vector<std::unique_ptr<ModuleObject>> modules_;
   std::vector<const mkrt_host_isa*> isas_;
   std::vector<test::Launch> launches_;
@@ -987,6 +1131,11 @@ class DriverDouble::State {
   Result fail_with_ = result_success;
   bool fail_after_ = false;
   std::string failed_;
+  bool blind_ = false;                        // a call without which nobody knows that work is over was made to fail
+  std::map<int, MemoryCount> memory_counts_;  // by ordinal
+  std::function<void()> on_release_;
+  std::atomic<bool> work_waits_{false};
+  std::atomic<int> captures_{0};
   Driver table_;
 };
 
@@ -1037,6 +1186,7 @@ std::string FakeImage::bytes() const {
 DriverDouble::DriverDouble(std::vector<SimulatedDevice> devices) : state_(std::make_shared<State>(std::move(devices))) {
   State* none = nullptr;
   if (!current.compare_exchange_strong(none, state_.get())) std::abort();  // a test's mistake
+  capture_mode_of_thread = capture_global;
 #define MKRT_DOUBLE_BIND(function, parameters, symbol, version) \
   Entry<& State::function>::name = #function;                   \
   state_->table_.function = Entry<&State::function>::call;
@@ -1077,6 +1227,7 @@ void DriverDouble::fail_call(uint64_t number, Result result, bool all_after) {
   state_->fail_with_ = result;
   state_->fail_after_ = all_after;
   state_->failed_.clear();
+  state_->blind_ = false;
 }
 
 uint64_t DriverDouble::call_count() const {
@@ -1092,6 +1243,38 @@ std::string DriverDouble::failed_call() const {
 void DriverDouble::break_next_launch(Result result) {
   const std::lock_guard lock(state_->mutex_);
   state_->break_next_ = result;
+}
+
+void DriverDouble::lose(Context context, Result result) { context->failure = result; }
+
+Context DriverDouble::primary_context(int ordinal) { return &state_->primaries_[static_cast<size_t>(ordinal)].object; }
+
+void DriverDouble::put_work_off(bool off) {
+  state_->work_waits_ = off;
+  const std::lock_guard lock(state_->mutex_);
+  for (const auto* all : {&state_->streams_, &state_->destroyed_}) {
+    for (const auto& stream : *all) State::want(*stream);
+  }
+}
+
+void DriverDouble::on_release(std::function<void()> call) {
+  const std::lock_guard lock(state_->mutex_);
+  state_->on_release_ = std::move(call);
+}
+
+uint64_t DriverDouble::most_memory(int ordinal) const {
+  const std::lock_guard lock(state_->mutex_);
+  return static_cast<uint64_t>(state_->memory_counts_[ordinal].most);
+}
+
+void DriverDouble::begin_capture(Stream stream) { state_->begin_capture(stream); }
+
+DriverDouble::Graph DriverDouble::end_capture(Stream stream) {
+  return {std::make_shared<const std::vector<StreamWork>>(state_->end_capture(stream))};
+}
+
+void DriverDouble::replay(const Graph& graph, Stream stream) {
+  for (const StreamWork& work : *graph.work) state_->enqueue_work(*stream, work);
 }
 
 void DriverDouble::forget(const char* name) {
@@ -1114,8 +1297,8 @@ void DriverDouble::set_free_memory(int device, size_t bytes) {
 
 Context DriverDouble::create_context(int device) {
   const std::lock_guard lock(state_->mutex_);
-  state_->application_context_objects_.push_back(std::make_unique<ContextObject>(ContextObject{device, false}));
-  Context context = state_->application_context_objects_.back().get();
+  Context context = state_->application_context_objects_.emplace_back(std::make_unique<ContextObject>()).get();
+  context->device = device;
   state_->application_contexts_.insert(context);
   return context;
 }

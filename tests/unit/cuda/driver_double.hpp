@@ -3,15 +3,16 @@
 // What it keeps an eye on, each a violation that fails the test when the double goes:
 //  - memory, pinned memory, registrations of memory, streams, modules and retained contexts that are not given back, or
 //    given back twice, or that the double never gave out;
-//  - memory that is registered while it is pinned already, freed while it is registered, or unregistered while a stream
-//    still uses it;
+//  - memory that is registered while it is pinned already, or freed while it is registered;
 //  - calls without a current context, or with another context than that of the objects they name;
 //  - contexts that are popped without a push, or still pushed when a thread ends;
-//  - mapped memory that is freed in another order than unmap, release, free of the addresses, or that a stream still
-//    uses;
+//  - mapped memory that is freed in another order than unmap, release, free of the addresses;
+//  - memory of whatever kind that is given back while something on its way on a stream uses it;
 //  - addresses that a copy, a fill or a kernel uses and that lie in no memory of the device;
 //  - launches that the device could not take, or that are not cooperative;
-//  - use of the default stream, which would wait for the application's work.
+//  - use of the default stream, which would wait for the application's work;
+//  - streams that are asked or waited for while they are capturing, or while another is, by a thread whose mode forbids
+//    it.
 // Device addresses are host addresses with a bias that no processor can read through: host code that uses one crashes.
 //
 // Streams are threads, so work overlaps as on a device. A launch runs the encoded table with the code of a host
@@ -19,6 +20,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,6 +28,10 @@
 #include "cuda/driver.hpp"
 #include "mkrt/device/launch.h"
 #include "mkrt/host_isa.h"
+
+namespace mkrt::cuda {
+struct StreamWork;
+}
 
 namespace mkrt::cuda::test {
 
@@ -81,8 +87,15 @@ class DriverDouble {
   void fail_none() { fail_call(0, result_success); }
   uint64_t call_count() const;      // since the last fail_call
   std::string failed_call() const;  // the first that was made to fail, such as "memory_allocate"; empty: none yet
-  // The next launch is taken, never runs, and its stream reports `result` from then on.
+  // The next launch is taken, never runs, and its context is lost.
   void break_next_launch(Result result);
+  // Kernels of the context end where they are; from now on every call in it returns `result`.
+  void lose(Context context, Result result);
+  Context primary_context(int ordinal);
+  // Whether streams begin with their work only when somebody waits for it, as slow a device as there can be.
+  void put_work_off(bool off);
+  // Calls `call` whenever device memory is about to be given back, but for what `call` gives back itself.
+  void on_release(std::function<void()> call);
   // The table lacks a function from now on.
   void forget(const char* name);
   // What the path from one device to another can do; all devices reach each other unless they are told not to.
@@ -98,11 +111,20 @@ class DriverDouble {
   void push(Context context);
   void pop();
   std::vector<Context> context_stack() const;  // of this thread
+  // A capture in the driver's default mode, which looks at what every thread does.
+  struct Graph {
+    std::shared_ptr<const std::vector<StreamWork>> work;
+  };
+  void begin_capture(Stream stream);
+  Graph end_capture(Stream stream);
+  void replay(const Graph& graph, Stream stream);
 
   // Objects that are given out at the moment, but for the application's own.
   size_t live_objects() const;
   // The most host memory that was pinned at a time, allocated or registered.
   size_t most_pinned_bytes() const;
+  // The most memory of a device that the library had at a time.
+  uint64_t most_memory(int ordinal) const;
   std::vector<Launch> launches() const;
   std::vector<std::string> take_violations();
 

@@ -20,8 +20,9 @@ uint64_t now_ns() {
 
 class Kernel {
  public:
-  Kernel(const mkrt_launch& launch, uint32_t grid, const mkrt_host_isa& isa, const Translate& translate)
-      : launch_(launch), grid_(grid), isa_(isa), translate_(translate), scratch_(isa.scratch_size + 63) {}
+  Kernel(const mkrt_launch& launch, uint32_t grid, const mkrt_host_isa& isa, const Translate& translate,
+         const Lost& lost)
+      : launch_(launch), grid_(grid), isa_(isa), translate_(translate), lost_(lost), scratch_(isa.scratch_size + 63) {}
 
   void run() {
     if (!find_memory()) return;
@@ -56,7 +57,7 @@ class Kernel {
   }
 
   uint32_t abort_word() const { return std::atomic_ref(control_->abort).load(std::memory_order_relaxed); }
-  bool aborted() const { return abort_word() != 0; }
+  bool aborted() const { return abort_word() != 0 || lost_(); }
 
   mkrt_control* control_at(uint32_t rank) {
     mkrt_control* control = nullptr;
@@ -207,6 +208,7 @@ class Kernel {
         if (static_cast<int32_t>(seen - wanted) >= 0) break;
         // Where another rank's deadline passed, this tile may be what it waits for, and says what it waits for itself.
         const uint32_t abort = abort_word();
+        if (lost_()) return false;
         if (abort != 0 && abort != MKRT_ERROR_DEADLINE) return false;
         const uint64_t waited = now_ns() - begin;
         if (abort != 0 || waited > launch_.wait_limit_ns) {
@@ -251,6 +253,7 @@ class Kernel {
   }
 
   void finish() {
+    if (lost_()) return;
     control_->queue = 0;
     control_->blocks_done = 0;
     *epoch_ += launch_.step_count;
@@ -259,6 +262,7 @@ class Kernel {
       wait_for_ranks(&mkrt_control::ranks_ended, MKRT_REPORT_END);
       ++control_->launches;
     }
+    if (lost_()) return;
     std::atomic_ref(*timeline_).store(launch_.timeline_value, std::memory_order_release);
   }
 
@@ -270,6 +274,7 @@ class Kernel {
   const uint32_t grid_;  // blocks of the rank
   const mkrt_host_isa& isa_;
   const Translate& translate_;
+  const Lost& lost_;
   std::vector<std::byte> scratch_;
   mkrt_record* records_ = nullptr;
   uint32_t* first_tiles_ = nullptr;
@@ -286,9 +291,10 @@ class Kernel {
 
 }  // namespace
 
-std::string run_kernel(const mkrt_launch& launch, uint32_t grid, const mkrt_host_isa& isa, const Translate& translate) {
+std::string run_kernel(const mkrt_launch& launch, uint32_t grid, const mkrt_host_isa& isa, const Translate& translate,
+                       const Lost& lost) {
   if (launch.local_rank_count == 1) {
-    Kernel(launch, grid, isa, translate).run();
+    Kernel(launch, grid, isa, translate, lost).run();
     return "";
   }
   const auto* ranks = reinterpret_cast<const mkrt_launch*>(
@@ -305,7 +311,7 @@ std::string run_kernel(const mkrt_launch& launch, uint32_t grid, const mkrt_host
   }
   if (blocks != grid) return "a launch's blocks are not those of its ranks";
   for (const auto& [part, share] : parts) {
-    threads.emplace_back([&, part = part, share = share] { Kernel(part, share, isa, translate).run(); });
+    threads.emplace_back([&, part = part, share = share] { Kernel(part, share, isa, translate, lost).run(); });
   }
   for (std::thread& thread : threads) thread.join();
   return "";

@@ -195,6 +195,72 @@ TEST_CASE("a launch that the driver gives up on ends the wait with the driver's 
   CHECK(session.reset(&error) == MKRT_ERROR_DRIVER);  // the context is lost
 }
 
+namespace {
+
+// A rank in an application's context, on its stream.
+mkrt_rank_desc lent_rank(DriverDouble& gpu) {
+  mkrt_rank_desc rank = rank_desc();
+  rank.context = gpu.create_context(0);
+  rank.stream = gpu.create_stream(static_cast<Context>(rank.context));
+  return rank;
+}
+
+}  // namespace
+
+TEST_CASE("whoever only queries learns that the device is lost") {
+  for (const bool lent : {false, true}) {
+    CAPTURE(lent);
+    Gpu gpu;
+    const Work work;
+    const mkrt_rank_desc rank = lent ? lent_rank(gpu) : rank_desc();
+    const OnGpu on(gpu, work, rank);
+    device::Session& session = *on.session;
+    enqueue(session, request(entry_stuck));
+    uint64_t reached = 0;
+    CHECK(session.query(&reached, nullptr) == MKRT_OK);
+    gpu.lose(lent ? static_cast<Context>(rank.context) : gpu.primary_context(0), 719);
+    mkrt_error error = MKRT_ERROR_INIT;
+    mkrt_status status = MKRT_OK;
+    for (int i = 0; i < 10'000 && status == MKRT_OK; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      status = session.query(&reached, &error);
+    }
+    CHECK(status == MKRT_ERROR_DRIVER);
+    CHECK(error.driver_code == 719);
+    CHECK(session.execute(request(entry_count), nullptr, nullptr) == MKRT_ERROR_SESSION_FAILED);
+    CHECK(session.reset(nullptr) == MKRT_ERROR_DRIVER);
+  }
+}
+
+TEST_CASE("few of the queries of work in flight ask the driver") {
+  Gpu gpu;
+  const Work work;
+  const OnGpu on(gpu, work);
+  Hold holding;
+  enqueue(*on.session, request(entry_hold));
+  uint64_t reached = 0;
+  gpu.fail_none();  // counts from here
+  for (int i = 0; i < 10'000; ++i) CHECK(on.session->query(&reached, nullptr) == MKRT_OK);
+  CHECK(gpu.call_count() >= 1);
+  CHECK(gpu.call_count() < 1000);
+}
+
+TEST_CASE("queries and waits do not spoil what the application captures meanwhile") {
+  Gpu gpu;
+  const Work work;
+  const mkrt_rank_desc rank = lent_rank(gpu);
+  const OnGpu on(gpu, work, rank);
+  Hold holding;
+  const uint64_t value = enqueue(*on.session, request(entry_hold));
+  gpu.begin_capture(static_cast<Stream>(rank.stream));
+  uint64_t reached = 0;
+  CHECK(on.session->query(&reached, nullptr) == MKRT_OK);
+  CHECK(on.session->wait(value, 3 * millisecond, nullptr) == MKRT_ERROR_TIMEOUT);
+  gpu.end_capture(static_cast<Stream>(rank.stream));
+  holding.release();
+  CHECK(on.session->wait(value, no_limit, nullptr) == MKRT_OK);
+}
+
 TEST_CASE("weights come from a file as from memory, whether larger or smaller than a block") {
   for (const uint64_t weight_bytes : {4096, 1'048'576, 6'000'000}) {
     for (const uint32_t threads : {1, 4}) {
@@ -339,9 +405,18 @@ TEST_CASE("the memory budget and the device's memory bound what is taken, and th
     CHECK(second.message().find("of the " + std::to_string(budget) + " bytes of the memory budget") !=
           std::string::npos);
     run(*first, request(entry_count));  // what there was before still works
+    // Until memory is back at the driver it counts.
+    int releases = 0;
+    gpu.on_release([&] {
+      ++releases;
+      CHECK(failure_of([&] { executable->create_session(); }).status() == MKRT_ERROR_OUT_OF_MEMORY);
+    });
     first.reset();
+    gpu.on_release(nullptr);
+    CHECK(releases == 1);
     CHECK(executable->create_session() != nullptr);  // and what it took is there again
   }
+  CHECK(gpu.most_memory(0) <= budget);
   gpu.set_free_memory(0, 100'000);
   const base::Failure full = failure_of([&] { mesh->load(work.program, {}); });
   CHECK(full.status() == MKRT_ERROR_OUT_OF_MEMORY);
