@@ -226,15 +226,25 @@ TEST_CASE("the memory budget is each rank's, and what it bounds is whole pages o
   constexpr uint64_t budget = 200'096 + 65'536 + 30'000;
   const auto executable = mesh->load(work.program, {.memory_budget = budget});
   {
-    const auto first = executable->create_session();
+    auto first = executable->create_session();
     const base::Failure second = failure_of([&] { executable->create_session(); });
     CHECK(second.status() == MKRT_ERROR_OUT_OF_MEMORY);
     CHECK(second.message() ==
           "65536 bytes are needed for a session, and 265632 of the 295632 bytes of the memory budget are in "
           "use");
     run(*first, request(entry_count));
+    // Until memory is back at the driver it counts.
+    int releases = 0;
+    gpu.on_release([&] {
+      ++releases;
+      CHECK(failure_of([&] { executable->create_session(); }).status() == MKRT_ERROR_OUT_OF_MEMORY);
+    });
+    first.reset();
+    gpu.on_release(nullptr);
+    CHECK(releases == 2);
   }
   CHECK(executable->create_session() != nullptr);  // and what the first took is there again
+  for (const int device : {0, 1}) CHECK(gpu.most_memory(device) <= budget);
   gpu.set_free_memory(1, 1000);
   const base::Failure full = failure_of([&] { executable->create_session(); });
   CHECK(full.status() == MKRT_ERROR_OUT_OF_MEMORY);
