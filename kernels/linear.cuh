@@ -205,9 +205,10 @@ struct PageRing {
 // (PERFORMANCE.md).
 constexpr uint32_t pages_when_next = 6;
 
-// Streams a tile's weights into the ring. `ring` is where the next page goes, `arriving` the oldest page on its way.
+// Streams a tile's weights into the ring. `ring` is where the next page goes, `arriving` the oldest page on its way;
+// `most` may be on their way at a time.
 __device__ inline bool stream_weights(uint32_t place, PageRing& ring, PageRing& arriving, uint32_t& on_the_way,
-                                      uint64_t policy) {
+                                      uint32_t most, uint64_t policy) {
   const TileSlot& tile = machine::slot(place);
   const LinearShape shape = linear_shape(tile);
   uint32_t left = shape.pages;
@@ -218,12 +219,13 @@ __device__ inline bool stream_weights(uint32_t place, PageRing& ring, PageRing& 
       if (left-- == next_at) machine::tile_begun(place);
       // Few pages on their way at a time: deep queues in the memory system delay signals and inputs
       // (0.730 -> 0.696 ms, PERFORMANCE.md).
-      if (on_the_way == launch().outstanding_pages) {
+      if (on_the_way == most) {
         if (!machine::wait_warp(&shared().page_full[arriving.place], arriving.phase)) return false;
         arriving.advance();
         --on_the_way;
       }
       if (!machine::wait_warp(&shared().page_free[ring.place], ring.phase ^ 1)) return false;
+      if (!machine::let_signal_pass()) return false;
       const unsigned char* source =
           weights +
           (static_cast<uint64_t>(row_unit * unit_row_blocks + row_block) * shape.column_blocks + column_block) *

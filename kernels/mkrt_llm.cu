@@ -25,12 +25,14 @@ __device__ void weight_role() {
   PageRing ring;
   PageRing arriving;
   uint32_t on_the_way = 0;
+  // In a register: looked up for each page it cost 1 % of a token (PERFORMANCE.md).
+  const uint32_t most = launch().outstanding_pages;
   const uint64_t policy = ptx::evict_first_policy();
   for (; walk.next(); walk.release()) {
     const TileSlot& tile = machine::slot(walk.place());
     machine::trace(walk.sequence, MKRT_TRACE_WEIGHTS_BEGIN);
     if (is_linear(tile.record.opcode)) {
-      if (!stream_weights(walk.place(), ring, arriving, on_the_way, policy)) break;
+      if (!stream_weights(walk.place(), ring, arriving, on_the_way, most, policy)) break;
     } else if (move_pages(walk.place()) == 0) {
       // Nothing to stream: the next tile's weights may come while this one waits for its inputs.
       machine::tile_begun(walk.place());
@@ -184,9 +186,10 @@ __device__ Next look_ahead(const machine::Walk& walk) {
   return alike ? Next::alike : Next::other;
 }
 
-// Stores a product's units. `partials` counts the units of all tiles. False when the block is leaving.
+// Stores a product's units. `partials` counts the units of all tiles; `signals`: what the tile stored is signalled
+// next. False when the block is leaving.
 template <uint32_t sequences>
-__device__ bool store_units(uint32_t place, uint32_t tile_sequence, uint32_t& partials) {
+__device__ bool store_units(uint32_t place, uint32_t tile_sequence, uint32_t& partials, bool signals) {
   const LinearShape shape = linear_shape(machine::slot(place));
   const StorePlan plan = plan_store(machine::slot(place), shape);
   Best best;
@@ -194,6 +197,7 @@ __device__ bool store_units(uint32_t place, uint32_t tile_sequence, uint32_t& pa
   for (uint32_t unit = 0; unit < shape.row_units; ++unit, ++partials) {
     const uint32_t number = partials & 1;
     if (!machine::wait_warp(&shared().partial_full[number], (partials >> 1) & 1)) return false;
+    if (signals && unit + 1 == shape.row_units) ptx::store_relaxed_block(&shared().signalling, 1);
     machine::trace(tile_sequence, MKRT_TRACE_STORE_BEGIN);
     store_unit<sequences>(place, plan, shape, number, unit, best);
     __syncwarp();
@@ -212,11 +216,11 @@ __device__ bool store_nothing_more(uint32_t tile_sequence, uint32_t& partials) {
   return true;
 }
 
-__device__ bool store_tile(uint32_t place, uint32_t tile_sequence, uint32_t& partials) {
+__device__ bool store_tile(uint32_t place, uint32_t tile_sequence, uint32_t& partials, bool signals) {
   const TileSlot& tile = machine::slot(place);
   if (!is_linear(tile.record.opcode)) return store_nothing_more(tile_sequence, partials);
-  if (linear_shape(tile).batch <= 8) return store_units<8>(place, tile_sequence, partials);
-  return store_units<16>(place, tile_sequence, partials);
+  if (linear_shape(tile).batch <= 8) return store_units<8>(place, tile_sequence, partials, signals);
+  return store_units<16>(place, tile_sequence, partials, signals);
 }
 
 __device__ void store_role() {
@@ -227,10 +231,11 @@ __device__ void store_role() {
     const machine::SignalPlan plan = machine::plan_signal(machine::slot(walk.place()));
     // Looked up early, where nobody waits for it.
     Next next = look_ahead(walk);
-    if (!store_tile(walk.place(), walk.sequence, partials)) return;
+    if (!store_tile(walk.place(), walk.sequence, partials, next != Next::alike)) return;
     machine::trace(walk.sequence, MKRT_TRACE_STORE_END);
     if (next == Next::unknown) next = look_ahead(walk);
     machine::signal_tile(walk.place(), plan, pending, next == Next::alike);
+    ptx::store_relaxed_block(&shared().signalling, 0);
     machine::trace(walk.sequence, MKRT_TRACE_SIGNALLED);
   }
 }

@@ -16,9 +16,8 @@ namespace mkrt::cuda {
 
 namespace {
 
-// Pages of 16 KB that keep memory busy. More delay signals and inputs, and in dynamic mode also the next tile's number
-// (kernels/PERFORMANCE.md).
-uint32_t outstanding_pages(uint32_t queue_mode) { return queue_mode == MKRT_QUEUE_STATIC ? 4 : 3; }
+// Pages of 16 KB that keep memory busy; six do no better, four cost 1 % of a token (kernels/PERFORMANCE.md).
+constexpr uint32_t outstanding_pages = 5;
 
 constexpr uint64_t most_in_flight = 64;  // promised by mkrt_execute
 
@@ -318,7 +317,7 @@ Result Session::enqueue_launch(const Part& part, const device::ExecuteRequest& r
   mkrt_launch launch = launch_of(part.device.ranks.front(), request.entry);
   launch.step_count = request.step_count;
   launch.queue_mode = request.queue_mode;
-  launch.outstanding_pages = std::min(outstanding_pages(request.queue_mode), launch.page_count);
+  launch.outstanding_pages = std::min(outstanding_pages, launch.page_count);
   launch.wait_limit_ns = request.wait_limit_ns;
   launch.timeline_value = value;
   launch.trace_tiles = trace_tiles_;
