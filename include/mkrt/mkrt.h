@@ -427,7 +427,7 @@ typedef struct mkrt_executable_desc {
   uint32_t struct_size;
   /* Threads that bring weights to CUDA devices: the calling one and others that exist only during the call. 0: 1; at
    * most MKRT_MAX_LOADER_THREADS. One reads cached files at 6 to 20 GB/s, by processor and file system; together they
-   * take up to 32 MB of pinned memory during the call. */
+   * take up to 48 MB of pinned memory during the call. */
   uint32_t loader_threads;
   const mkrt_extension* next;
   uint64_t memory_budget; /* most bytes of device memory a rank for weights and sessions together; 0: no limit */

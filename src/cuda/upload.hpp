@@ -20,15 +20,16 @@ struct Transfer {
 
 // How an upload is cut. The copy engine takes a block at a time; threads read a slice of a block at a time.
 struct UploadShape {
-  // The engine pauses for 3 us between two copies: 6 % of its time with copies of 2 MB, 2 % with 8 MB (one H200, driver
-  // 580.159.04, 2026-11-30; tests/bench/results).
-  size_t block_bytes = size_t{8} << 20;
-  // What 16 threads read at a time is one block, so that blocks become full one after the other, soon. A multiple of
-  // the page, and a divisor of the block.
+  // The engine pauses for 3 us between two copies, and a block is copied only when its last slice is there: three
+  // blocks of 16 MB kept the engine as busy as the copies alone would, three and four of 8 MB took 4 and 10 % longer
+  // (one H200, driver 580.159.04, 2026-12-01; tests/bench/results).
+  size_t block_bytes = size_t{16} << 20;
+  // What 16 threads read at a time is half a block, so that blocks become full one after the other. A multiple of the
+  // page, and a divisor of the block.
   size_t slice_bytes = size_t{512} << 10;
-  // One block on its way, one that is full, two being filled. No more: memory is pinned and given back for 0.05 ms a MB
+  // One block on its way, one that is full, one being filled. No more: memory is pinned and given back for 0.05 ms a MB
   // in which little else goes on.
-  size_t place_count = 4;
+  size_t place_count = 3;
 };
 
 // Seconds from an upload's begin to when this was so.
