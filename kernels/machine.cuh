@@ -101,7 +101,9 @@ struct Shared {
   uint32_t block_count;  // of the rank
   uint32_t launches;     // that the rank has finished
   uint32_t first_tile[MKRT_LAUNCH_RECORDS + 1];
+  int64_t rank_delta[MKRT_MAX_RANKS];  // of the launch
 };
+static_assert(MKRT_MAX_RANKS <= block_threads, "a thread for each rank, when a block starts");
 constexpr uint32_t fixed_shared_bytes = (sizeof(Shared) + 127) / 128 * 128;
 
 // Everything in shared memory is reached from here, by constant addresses: a pointer that is passed to a function is a
@@ -118,9 +120,7 @@ __device__ inline unsigned char* page(uint32_t place) {
 }
 __device__ inline mkrt_control* control() { return reinterpret_cast<mkrt_control*>(launch().control); }
 // Added to an own-rank address, gives the same place at `rank`.
-__device__ inline int64_t rank_delta(uint32_t rank) {
-  return reinterpret_cast<const int64_t*>(launch().rank_delta)[rank];
-}
+__device__ inline int64_t rank_delta(uint32_t rank) { return shared().rank_delta[rank]; }
 __device__ inline mkrt_control* control_at(uint32_t rank) {
   return reinterpret_cast<mkrt_control*>(launch().control + rank_delta(rank));
 }
@@ -403,10 +403,12 @@ struct PendingSignal {
 // Adds `count` to a counter at the ranks that signal `number` of the tile in slot `place` means.
 __device__ __noinline__ void send_to_ranks(uint32_t place, uint32_t number, uint32_t counter, uint32_t count) {
   const Ranks ranks = selected_ranks(slot(place), slot(place).record.signal[number].rank);
+  // Release as in signal_tile; system scope reaches peers. One fence for all: a release for each would wait until the
+  // add before it has come to a peer and back.
+  ptx::fence_release_system();
   for (uint32_t i = 0; i < ranks.count; ++i) {
     const uint64_t address = reinterpret_cast<uint64_t>(counter_address(counter)) + rank_delta(ranks.first + i);
-    // Release as in signal_tile; system scope reaches peers.
-    ptx::add_release_system(reinterpret_cast<uint32_t*>(address), count);
+    ptx::add_relaxed_system(reinterpret_cast<uint32_t*>(address), count);
   }
 }
 
@@ -693,6 +695,11 @@ __device__ inline void start_block(const mkrt_launch& launch) {
   const uint64_t tiles = share.rank != nullptr ? share.rank->first_tiles : launch.first_tiles;
   const auto* first_tiles = reinterpret_cast<const uint32_t*>(tiles);
   for (uint32_t i = threadIdx.x; i <= launch.record_count; i += block_threads) block.first_tile[i] = first_tiles[i];
+  // Here because every acquire makes the way to them a long one, and every store at a peer takes it.
+  const uint64_t deltas = share.rank != nullptr ? share.rank->rank_delta : launch.rank_delta;
+  if (threadIdx.x < launch.rank_count) {
+    block.rank_delta[threadIdx.x] = reinterpret_cast<const int64_t*>(deltas)[threadIdx.x];
+  }
   __syncthreads();
   if (launch.rank_count != 1 && share.block == 0 && threadIdx.x == 0) begin_ranks();
 }

@@ -115,33 +115,6 @@ struct RingState {
   uint32_t on_the_way;
 };
 
-// Where a tile's slice lies at each of some ranks: lane l has those of ranks l and l + 32. Kept in registers, because
-// every acquire makes the way to the distances between ranks a long one.
-class RankPlaces {
- public:
-  __device__ RankPlaces(uint64_t own, machine::Ranks ranks) : count_(ranks.count) {
-#pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) {
-      const uint32_t number = ptx::lane_number() + 32 * i;
-      place_[i] = number < count_ ? own + machine::rank_delta(ranks.first + number) : 0;
-    }
-  }
-  // Calls body(place, number of the rank among them) for the lane's own.
-  template <class Body>
-  __device__ void each(Body body) const {
-#pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) {
-      const uint32_t number = ptx::lane_number() + 32 * i;
-      if (number < count_) body(place_[i], number);
-    }
-  }
-
- private:
-  uint64_t place_[2];
-  uint32_t count_;
-};
-static_assert(MKRT_MAX_RANKS <= 64);
-
 // Pages between two looks at the abort word: 1 MB, some 20 us at the rate of a link, and far less of looking.
 constexpr uint32_t pages_between_looks = 64;
 
@@ -155,7 +128,6 @@ __device__ __noinline__ bool bring_pages(uint32_t place, RingState& ring) {
   // here, and to the copy engine behind the fence.
   if (!machine::wait_warp(&shared().move_ready, parity)) return false;
   ptx::fence_copy_engine_global();
-  const RankPlaces sources(shape.in, shape.from);
   bool begun = false;
   uint32_t pages = 0;
   for (uint64_t at = 0; at < shape.ring_bytes; at += shape.piece_bytes, ++pages) {
@@ -178,10 +150,11 @@ __device__ __noinline__ bool bring_pages(uint32_t place, RingState& ring) {
     }
     if (ptx::lane_number() == 0) ptx::barrier_expect(full, bytes * shape.from.count);
     __syncwarp();
-    sources.each([&](uint64_t source, uint32_t number) {
-      ptx::bulk_copy(machine::page(ring.next.place) + number * shape.piece_bytes,
-                     reinterpret_cast<const unsigned char*>(source + at), bytes, full);
-    });
+    for (uint32_t i = ptx::lane_number(); i < shape.from.count; i += 32) {
+      const uint64_t source = shape.in + machine::rank_delta(shape.from.first + i) + at;
+      ptx::bulk_copy(machine::page(ring.next.place) + i * shape.piece_bytes,
+                     reinterpret_cast<const unsigned char*>(source), bytes, full);
+    }
     __syncwarp();
     ring.next.advance();
     ++ring.on_the_way;
@@ -212,7 +185,6 @@ __device__ inline void add_pieces(unsigned char* page, const MoveShape& shape, u
 __device__ __noinline__ bool send_pages(uint32_t place, PageRing ring) {
   const MoveShape shape = move_shape(place);
   const uint32_t opcode = machine::slot(place).record.opcode;
-  const RankPlaces destinations(shape.out, shape.to);
   const uint64_t source = shape.in + machine::rank_delta(shape.from.first);
   uint32_t turn = 0;
   for (uint64_t at = 0; at < shape.ring_bytes; at += shape.piece_bytes) {
@@ -227,11 +199,12 @@ __device__ __noinline__ bool send_pages(uint32_t place, PageRing ring) {
         ptx::fence_copy_engine_shared();
         __syncwarp();
       }
-      destinations.each([&](uint64_t destination, uint32_t) {
-        // A copy onto itself is left out.
-        if (shape.from.count == 1 && destination == source) return;
+      // A lane for each destination, because each waits for its own. A copy onto itself is left out.
+      for (uint32_t i = ptx::lane_number(); i < shape.to.count; i += 32) {
+        const uint64_t destination = shape.out + machine::rank_delta(shape.to.first + i);
+        if (shape.from.count == 1 && destination == source) continue;
         ptx::bulk_store(reinterpret_cast<unsigned char*>(destination + at), page, bytes);
-      });
+      }
       ptx::bulk_stores_group();
       ptx::bulk_stores_wait_read();
     }

@@ -203,6 +203,11 @@ __device__ inline void add_release_gpu(uint32_t* address, uint32_t value) {
 __device__ inline void add_release_system(uint32_t* address, uint32_t value) {
   asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
+// Puts what the thread knows to be written, and what it has read, before its relaxed stores and adds that follow.
+__device__ inline void fence_release_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+__device__ inline void add_relaxed_system(uint32_t* address, uint32_t value) {
+  asm volatile("red.relaxed.sys.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
 __device__ inline uint64_t fetch_add_relaxed_gpu(uint64_t* address, uint64_t value) {
   uint64_t old;
   asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(address), "l"(value) : "memory");
