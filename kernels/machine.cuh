@@ -366,11 +366,11 @@ __device__ __noinline__ bool may_keep_waiting(uint32_t place, uint32_t counter, 
 // Waits for the counters of the tile in slot `place`; lanes share those of one wait. False when the block is leaving.
 __device__ inline bool wait_all_counters(uint32_t place) {
   const TileSlot& tile = slot(place);
-  const bool alone = launch().rank_count == 1;
   for (uint32_t w = 0; w < tile.record.wait_count; ++w) {
     const uint32_t target = tile.wait_target[w];
     const uint32_t first = tile.wait_counter[w];
     const uint32_t count = tile.record.wait[w].count;
+    const bool across_ranks = tile.record.wait[w].across_ranks != 0;
     if (ptx::lane_number() == 0) shared().wait_begin = 0;
     __syncwarp();
     for (uint32_t base = 0; base < count; base += 32) {
@@ -380,7 +380,7 @@ __device__ inline bool wait_all_counters(uint32_t place) {
       for (uint32_t polls = 1;; ++polls) {
         // Acquire: pairs with the release of every signal that the value counts, so that what those tiles wrote is
         // visible to whoever is told next through the block's barriers. System scope where peers signal.
-        const uint32_t value = alone ? ptx::load_acquire_gpu(address) : ptx::load_acquire_system(address);
+        const uint32_t value = across_ranks ? ptx::load_acquire_system(address) : ptx::load_acquire_gpu(address);
         if (__all_sync(ptx::full_mask, static_cast<int32_t>(value - target) >= 0)) break;
         if (polls % polls_between_looks == 0 && !may_keep_waiting(place, counter, value, target)) return false;
       }
@@ -416,7 +416,7 @@ __device__ __noinline__ void send_to_ranks(uint32_t place, uint32_t number, uint
 struct SignalPlan {
   uint32_t counter;
   bool sends;     // lanes beyond the record's signals do nothing
-  bool alone;     // no other rank is meant or listens
+  bool own_rank;  // no other rank is meant, nor signals there
   bool relative;  // each tile may mean another rank
 };
 __device__ inline SignalPlan plan_signal(const TileSlot& tile) {
@@ -426,7 +426,8 @@ __device__ inline SignalPlan plan_signal(const TileSlot& tile) {
   if (!plan.sends) return plan;
   const uint8_t mode = tile.record.signal[lane].rank.mode;
   plan.counter = tile.signal_counter[lane];
-  plan.alone = mode == MKRT_RANK_SELF && launch().rank_count == 1;
+  // Where peers signal too, the own rank's additions are of system scope as well: additions to one word must agree.
+  plan.own_rank = mode == MKRT_RANK_SELF && tile.record.signal[lane].across_ranks == 0;
   plan.relative = mode == MKRT_RANK_RELATIVE;
   return plan;
 }
@@ -440,7 +441,7 @@ __device__ inline void signal_tile(uint32_t place, const SignalPlan& plan, Pendi
     // Release: everything that this tile wrote, and read, comes before the count. The block's barriers made it known
     // to this thread.
     const auto send = [&]() {
-      if (plan.alone) {
+      if (plan.own_rank) {
         ptx::add_release_gpu(counter_address(pending.counter), pending.count);
       } else {
         send_to_ranks(place, ptx::lane_number(), pending.counter, pending.count);

@@ -250,7 +250,7 @@ static void print_structs(void) {
   FIELD(mkrt_wait, value);
   FIELD(mkrt_wait, step_total);
   FIELD(mkrt_wait, step_offset);
-  FIELD(mkrt_wait, reserved);
+  FIELD(mkrt_wait, across_ranks);
   END(mkrt_wait);
 
   STRUCT(mkrt_signal);
@@ -258,6 +258,7 @@ static void print_structs(void) {
   FIELD(mkrt_signal, stride);
   FIELD(mkrt_signal, divide);
   FIELD(mkrt_signal, rank);
+  FIELD(mkrt_signal, across_ranks);
   FIELD(mkrt_signal, reserved);
   END(mkrt_signal);
 

@@ -34,14 +34,15 @@ MKRT_OFFSET(mkrt_wait, divide, 24);
 MKRT_OFFSET(mkrt_wait, value, 40);
 MKRT_OFFSET(mkrt_wait, step_total, 44);
 MKRT_OFFSET(mkrt_wait, step_offset, 48);
-MKRT_OFFSET(mkrt_wait, reserved, 52);
+MKRT_OFFSET(mkrt_wait, across_ranks, 52);
 MKRT_SIZE(mkrt_wait, 56);
 
 MKRT_OFFSET(mkrt_signal, first, 0);
 MKRT_OFFSET(mkrt_signal, stride, 4);
 MKRT_OFFSET(mkrt_signal, divide, 20);
 MKRT_OFFSET(mkrt_signal, rank, 36);
-MKRT_OFFSET(mkrt_signal, reserved, 40);
+MKRT_OFFSET(mkrt_signal, across_ranks, 40);
+MKRT_OFFSET(mkrt_signal, reserved, 44);
 MKRT_SIZE(mkrt_signal, 48);
 
 MKRT_OFFSET(mkrt_record, opcode, 0);

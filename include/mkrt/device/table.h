@@ -71,7 +71,8 @@ typedef struct mkrt_wait {
   uint32_t value;
   uint32_t step_total; /* what all tiles of one step add to each of these counters */
   int32_t step_offset; /* 0: this step, -1: the step before */
-  uint32_t reserved;
+  /* 1: other ranks signal these counters too, so that order between ranks is needed (system scope on a GPU). */
+  uint32_t across_ranks;
 } mkrt_wait;
 
 /* A finished tile adds 1 to the counter first + sum of (i[d] / divide[d]) * stride[d] of the selected ranks.
@@ -81,7 +82,8 @@ typedef struct mkrt_signal {
   uint32_t stride[MKRT_TILE_DIMENSIONS];
   uint32_t divide[MKRT_TILE_DIMENSIONS];
   mkrt_rank_selector rank;
-  uint32_t reserved[2];
+  uint32_t across_ranks; /* as of a wait */
+  uint32_t reserved;
 } mkrt_signal;
 
 /* An instruction over a grid of tiles, with every address resolved. Since 0.1. */

@@ -141,3 +141,37 @@ TEST_CASE("waits get what a step adds, and that as their value where it was left
   CHECK(signal.divide[0] == 2);
   CHECK(signal.rank.mode == MKRT_RANK_ALL);
 }
+
+TEST_CASE("order between ranks is asked for at counters where ranks signal each other, and only there") {
+  for (const uint8_t mode : {MKRT_RANK_SELF, MKRT_RANK_ALL, MKRT_RANK_FIXED, MKRT_RANK_RELATIVE}) {
+    for (const uint32_t ranks : {1u, 2u}) {
+      CAPTURE(int{mode});
+      CAPTURE(ranks);
+      package::Program program = make_program();
+      program.rank_count = ranks;
+      std::vector<package::Record>& encoded = program.entries.front().records;
+      // Two records signal the first array, each from its own rank; one of them also the second, by `mode`.
+      package::Signal own = encoded[0].signals[0];
+      own.counter = own.array = 0;
+      own.strides = {};
+      own.rank = {MKRT_RANK_SELF, 0xff, 0};
+      package::Signal other = encoded[0].signals[0];
+      other.array = 1;
+      other.rank.mode = mode;
+      package::Signal same_array = other;
+      same_array.rank = {MKRT_RANK_SELF, 0xff, 0};
+      encoded[0].signals = {own, other};
+      encoded[1].signals = {own, same_array};
+      encoded[1].waits[0].counter = encoded[1].waits[0].array = 0;
+      encoded[1].waits[1].counter = encoded[1].waits[1].array = 1;
+      const std::vector<mkrt_record> records = encode(program, 0);
+      const uint32_t across = mode != MKRT_RANK_SELF && ranks > 1 ? 1 : 0;
+      CHECK(records[0].signal[0].across_ranks == 0);
+      CHECK(records[1].signal[0].across_ranks == 0);
+      CHECK(records[1].wait[0].across_ranks == 0);
+      CHECK(records[0].signal[1].across_ranks == across);
+      CHECK(records[1].signal[1].across_ranks == across);  // one word, so all additions to it
+      CHECK(records[1].wait[1].across_ranks == across);
+    }
+  }
+}
