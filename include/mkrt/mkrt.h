@@ -105,7 +105,7 @@ enum {
   MKRT_ERROR_SESSION_FAILED = 17,
   /* The driver reported an error; `driver_code` holds it. */
   MKRT_ERROR_DRIVER = 18,
-  /* A peer rank or its process was lost. */
+  /* A process of the mesh was lost, or does something else than this one; the message says which. */
   MKRT_ERROR_PEER = 19,
   /* A defect of this library. Please report it. */
   MKRT_ERROR_INTERNAL = 20
@@ -153,7 +153,9 @@ enum {
   /* mkrt_host_isa_extension of mkrt/host_isa.h, on mkrt_runtime_desc: instruction sets for host ranks. */
   MKRT_EXTENSION_HOST_ISA = 1,
   /* mkrt_device_memory_extension, on mkrt_mesh_desc: where CUDA ranks take their memory from. */
-  MKRT_EXTENSION_DEVICE_MEMORY = 2
+  MKRT_EXTENSION_DEVICE_MEMORY = 2,
+  /* mkrt_process_extension, on mkrt_mesh_desc: the mesh goes over several processes. */
+  MKRT_EXTENSION_PROCESSES = 3
 };
 
 /* ---------------------------------------------------------------------------------------------------------------- */
@@ -255,7 +257,7 @@ typedef struct mkrt_rank_desc {
 /* How to make a mesh; needed only until the call returns. Since 0.1. */
 typedef struct mkrt_mesh_desc {
   uint32_t struct_size;
-  uint32_t rank_count; /* 0: 1; at most MKRT_MAX_RANKS */
+  uint32_t rank_count; /* of this process; 0: 1; at most MKRT_MAX_RANKS, those of other processes included */
   const mkrt_extension* next;
   const mkrt_rank_desc* ranks; /* rank_count descriptions, or NULL: defaults for every rank */
 } mkrt_mesh_desc;
@@ -282,24 +284,109 @@ typedef struct mkrt_device_memory_extension {
   mkrt_device_release_function release;   /* not NULL */
 } mkrt_device_memory_extension;
 
+/* Several processes in one mesh, each with one or more of its ranks: process 0 has the first ones, and so on.
+ *
+ * Every process loads the same package, makes its own objects and executes its own ranks; a process reads and writes
+ * the tensors of its own ranks only. What has to be the same everywhere is the order of calls:
+ *  - mkrt_mesh_create, mkrt_executable_create and mkrt_session_create are collective: every process makes the same of
+ *    these calls for a mesh, in the same order, one at a time. Each waits for the others, in all-gathers of at most
+ *    `timeout_ns` each, and succeeds in all processes or fails in all: a failure in one is the others' failure too,
+ *    with a sentence that names the process. Programs that differ and calls that differ are refused so. Where an
+ *    all-gather itself fails, its last one may have succeeded elsewhere: what was made there fails when it is used.
+ *  - mkrt_execute: every process executes the sessions of the mesh in the same order, with the same entry and step
+ *    count. No tile runs before all processes have begun the execute, and none has reached it before all have: a
+ *    process waits for at most the execute's wait limit for the others to begin, and as long for them to end.
+ *  - mkrt_session_reset: every process resets a session between the same executes. It waits for tiles of others that
+ *    still run, for at most the last execute's wait limit, then fails with BUSY.
+ *  - A cancel, a fault and a missed deadline in one process end the execute in all.
+ * A process that ends or is killed is noticed within a millisecond where the system can tell (Linux 5.3), otherwise by
+ * the wait limit: executes of the others end with MKRT_ERROR_PEER or MKRT_ERROR_DEADLINE, at the latest after three
+ * times the limit, and name the process. Nothing waits for it any more: the mesh's other objects can be read and
+ * destroyed, their executes and resets fail with PEER, and a new mesh takes the place of the old one.
+ *
+ * So far for host ranks, on Linux: their sessions lie in memory of the system, not of the application's `allocate`.
+ * Processes trust each other: one that writes where it should not harms the others. */
+
+/* Bytes that an all-gather carries from each process, at most. Since 0.1. */
+#define MKRT_MAX_EXCHANGE_BYTES 1024
+/* An all-gather: `size_bytes` bytes from each process, the same number in all, at most MKRT_MAX_EXCHANGE_BYTES.
+ * `out_data` gets those of process 0, of process 1, and so on. `descriptor` is a file descriptor of this process to
+ * hand to all others, or -1; it stays the caller's. `out_descriptors[p]` becomes a new descriptor of what process p
+ * passed, which the caller closes; -1 where it passed none, and for the own process. Returns MKRT_OK, or, within about
+ * `timeout_ns` nanoseconds, a status such as MKRT_ERROR_TIMEOUT or MKRT_ERROR_PEER with a sentence in `out_error`,
+ * which is not NULL, and then leaves no descriptor open. Called from the threads of the collective calls, one call
+ * at a time for each mesh; must not call mkrt. Since 0.1. */
+typedef mkrt_status (*mkrt_all_gather_function)(void* user_data, const void* data, uint32_t size_bytes,
+                                                int32_t descriptor, uint64_t timeout_ns, void* out_data,
+                                                int32_t* out_descriptors, mkrt_error* out_error);
+
+/* On mkrt_mesh_desc.next: the mesh has ranks in other processes too, of the same user on one machine. The struct is
+ * copied; the function is called by the collective calls on the mesh and its executables. Since 0.1. */
+typedef struct mkrt_process_extension {
+  mkrt_extension base;                 /* type MKRT_EXTENSION_PROCESSES, struct_size of the whole */
+  uint32_t process;                    /* number of this process, less than process_count */
+  uint32_t process_count;              /* 1 to MKRT_MAX_RANKS */
+  uint64_t timeout_ns;                 /* longest wait for the others in an all-gather; 0: 60 seconds */
+  void* user_data;                     /* passed to the function */
+  mkrt_all_gather_function all_gather; /* not NULL */
+} mkrt_process_extension;
+
 /* Creates a mesh, and the worker threads of its host ranks. `desc` may be NULL for one rank on the default device.
  * CUDA ranks are on one device, which then divides its SMs among them, or on several that can map each other's memory
  * and add to it atomically; where a pair cannot, the message names it. Those of one device share a context and a
  * stream. A default mesh of several ranks takes a CUDA device for each of them, else one for all, else the host; what
  * is passed over is logged. Launches of two meshes that have more than one device in common can keep each other from
- * beginning until a deadline ends them; those of one mesh never do. Errors: HANDLE, ARGUMENT, STRUCT_SIZE, EXTENSION,
- * UNSUPPORTED, DEVICE (no such device, or no driver: the message says why), OUT_OF_MEMORY, DRIVER. Any thread. Since
- * 0.1. */
+ * beginning until a deadline ends them; those of one mesh never do. Collective where there are several processes.
+ * Errors: HANDLE, ARGUMENT, STRUCT_SIZE, EXTENSION, UNSUPPORTED, DEVICE (no such device, or no driver: the message says
+ * why), OUT_OF_MEMORY, DRIVER, TIMEOUT, PEER. Any thread. Since 0.1. */
 MKRT_API mkrt_status mkrt_mesh_create(mkrt_runtime* runtime, const mkrt_mesh_desc* desc, mkrt_mesh** out_mesh,
                                       mkrt_error* out_error);
 /* Destroys the handle; the mesh lives on while executables made on it do. NULL does nothing. Any thread. Since 0.1. */
 MKRT_API void mkrt_mesh_destroy(mkrt_mesh* mesh);
-/* Number of ranks. Any thread. Errors: HANDLE, ARGUMENT. Since 0.1. */
+/* Number of ranks, those of other processes included. Any thread. Errors: HANDLE, ARGUMENT. Since 0.1. */
 MKRT_API mkrt_status mkrt_mesh_rank_count(mkrt_mesh* mesh, uint32_t* out_count, mkrt_error* out_error);
-/* Describes the device of a rank; `worker_count` is the number that the rank uses. Any thread. Errors: HANDLE,
- * ARGUMENT (rank), STRUCT_SIZE. Since 0.1. */
+/* The ranks of this process: `*out_count` ranks from `*out_first` on; all where there are no other processes. Any
+ * thread. Errors: HANDLE, ARGUMENT. Since 0.1. */
+MKRT_API mkrt_status mkrt_mesh_local_ranks(mkrt_mesh* mesh, uint32_t* out_first, uint32_t* out_count,
+                                           mkrt_error* out_error);
+/* Describes the device of a rank of this process; `worker_count` is the number that the rank uses. Any thread. Errors:
+ * HANDLE, ARGUMENT (rank), STRUCT_SIZE. Since 0.1. */
 MKRT_API mkrt_status mkrt_mesh_device_info(mkrt_mesh* mesh, uint32_t rank, mkrt_device_info* out_info,
                                            mkrt_error* out_error);
+
+/* ---------------------------------------------------------------------------------------------------------------- */
+/* Ready-made exchange                                                                                              */
+/* ---------------------------------------------------------------------------------------------------------------- */
+
+/* An all-gather for processes of one machine, over a Unix socket. Nothing of it exists unless it is created. One mesh
+ * at a time should use it, since calls of two would mix. Since 0.1. */
+typedef struct mkrt_exchange mkrt_exchange;
+
+/* How to connect; needed only until the call returns. Since 0.1. */
+typedef struct mkrt_exchange_desc {
+  uint32_t struct_size;
+  uint32_t process;       /* number of this process, less than process_count */
+  uint32_t process_count; /* 1 to MKRT_MAX_RANKS */
+  uint32_t reserved;      /* zero */
+  const mkrt_extension* next;
+  /* UTF-8, at most 100 bytes, the same in all processes: the socket's path, which does not exist yet and is removed
+   * when all have come, or "@" and a name, which then is no file and known only inside the network namespace. */
+  const char* address;
+  uint64_t timeout_ns; /* longest wait for all to come; 0: 60 seconds */
+} mkrt_exchange_desc;
+
+/* Connects the processes: returns in each when all have come. Processes of other users are turned away, and so is
+ * whoever does not speak the protocol; neither keeps the others from coming. An exchange of which a call failed is of
+ * no use any more. Errors: HANDLE, ARGUMENT, STRUCT_SIZE, EXTENSION, UNSUPPORTED (not on this system), FILE (the
+ * address cannot be used), TIMEOUT, PEER, OUT_OF_MEMORY. Any thread. Since 0.1. */
+MKRT_API mkrt_status mkrt_exchange_create(mkrt_runtime* runtime, const mkrt_exchange_desc* desc,
+                                          mkrt_exchange** out_exchange, mkrt_error* out_error);
+/* Destroys the handle; the exchange lives on while meshes made with it do. NULL does nothing. Any thread. Since 0.1. */
+MKRT_API void mkrt_exchange_destroy(mkrt_exchange* exchange);
+/* Fills what mkrt_mesh_desc.next takes. The mesh keeps the exchange alive; the struct itself does not. Any thread.
+ * Errors: HANDLE, ARGUMENT, STRUCT_SIZE (of `out_extension->base`). Since 0.1. */
+MKRT_API mkrt_status mkrt_exchange_get_extension(mkrt_exchange* exchange, mkrt_process_extension* out_extension,
+                                                 mkrt_error* out_error);
 
 /* ---------------------------------------------------------------------------------------------------------------- */
 /* Program                                                                                                          */
@@ -434,9 +521,10 @@ typedef struct mkrt_executable_desc {
 } mkrt_executable_desc;
 #define MKRT_MAX_LOADER_THREADS 64 /* of one executable's creation. Since 0.1. */
 
-/* Makes a program ready to run on a mesh. Host ranks use the mapped weights in place. `desc` may be NULL.
- * Errors: HANDLE, ARGUMENT (program and mesh of different runtimes or rank counts), STRUCT_SIZE, EXTENSION,
- * UNSUPPORTED (no image or ISA for the device), OUT_OF_MEMORY, DRIVER, FILE. Any thread. Since 0.1. */
+/* Makes a program ready to run on a mesh. Host ranks use the mapped weights in place. `desc` may be NULL. Collective
+ * where there are several processes, which then have the same program. Errors: HANDLE, ARGUMENT (program and mesh of
+ * different runtimes or rank counts, programs that differ between processes), STRUCT_SIZE, EXTENSION, UNSUPPORTED (no
+ * image or ISA for the device), OUT_OF_MEMORY, DRIVER, FILE, TIMEOUT, PEER. Any thread. Since 0.1. */
 MKRT_API mkrt_status mkrt_executable_create(mkrt_program* program, mkrt_mesh* mesh, const mkrt_executable_desc* desc,
                                             mkrt_executable** out_executable, mkrt_error* out_error);
 /* Destroys the handle; the executable lives on while its sessions do. NULL does nothing. Any thread. Since 0.1. */
@@ -445,18 +533,19 @@ MKRT_API void mkrt_executable_destroy(mkrt_executable* executable);
 /* One stream of work on an executable, with state, inputs and outputs of its own. Since 0.1. */
 typedef struct mkrt_session mkrt_session;
 
-/* Creates a session; all its tensors are zero. Errors: HANDLE, ARGUMENT, OUT_OF_MEMORY, DRIVER. Any thread.
- * Since 0.1. */
+/* Creates a session; all its tensors are zero. Collective where there are several processes. Errors: HANDLE, ARGUMENT,
+ * OUT_OF_MEMORY, DRIVER, UNSUPPORTED, TIMEOUT, PEER. Any thread. Since 0.1. */
 MKRT_API mkrt_status mkrt_session_create(mkrt_executable* executable, mkrt_session** out_session,
                                          mkrt_error* out_error);
 /* Cancels what is in flight, waits for it to stop (milliseconds: as long as the tiles that run), and frees the session.
  * NULL does nothing. Any thread, but not while another call on the session goes on. Since 0.1. */
 MKRT_API void mkrt_session_destroy(mkrt_session* session);
-/* Makes every tensor and counter zero and clears a failure. Errors: HANDLE, BUSY, DRIVER. Since 0.1. */
+/* Makes every tensor and counter of this process's ranks zero and clears a failure. Errors: HANDLE, BUSY, DRIVER, PEER.
+ * Since 0.1. */
 MKRT_API mkrt_status mkrt_session_reset(mkrt_session* session, mkrt_error* out_error);
 
-/* Copies `size_bytes` bytes from `data` to byte `offset_bytes` of an input or state tensor of `rank`; done when the
- * call returns. Errors: HANDLE, ARGUMENT (index, kind or range), BUSY, DRIVER. Since 0.1. */
+/* Copies `size_bytes` bytes from `data` to byte `offset_bytes` of an input or state tensor of `rank`, a rank of this
+ * process; done when the call returns. Errors: HANDLE, ARGUMENT (index, kind or range), BUSY, DRIVER. Since 0.1. */
 MKRT_API mkrt_status mkrt_session_write(mkrt_session* session, uint32_t rank, uint32_t tensor, uint64_t offset_bytes,
                                         const void* data, uint64_t size_bytes, mkrt_error* out_error);
 /* Copies bytes of an input, output or state tensor of `rank` to `out_data`. Errors: HANDLE, ARGUMENT, BUSY, DRIVER.
@@ -490,8 +579,8 @@ typedef struct mkrt_execute_desc {
   const mkrt_extension* next;
   /* Longest time in nanoseconds that a tile may wait for a counter before the execute fails with
    * MKRT_ERROR_DEADLINE; 0: 10 seconds. Of tiles that wait for each other, the error names the earliest in the queue;
-   * on host ranks it is known after at most twice the limit. A CUDA rank also waits for so long for the others to
-   * begin an execute, and to end it. */
+   * on host ranks it is known after at most twice the limit. A CUDA rank, and each of several processes, also waits for
+   * so long for the others to begin an execute, and to end it. */
   uint64_t wait_limit_ns;
 } mkrt_execute_desc;
 
@@ -547,8 +636,8 @@ typedef struct mkrt_trace_tile {
  * UNSUPPORTED (host devices do not trace), OUT_OF_MEMORY, DRIVER. Since 0.1. */
 MKRT_API mkrt_status mkrt_session_trace(mkrt_session* session, uint32_t tiles_per_worker, mkrt_error* out_error);
 /* Copies the first `count` tiles that worker `worker` ran in the last execute to `out_tiles`, in their order; all zero
- * where it ran fewer. Workers are numbered through all ranks, those of rank 0 first. Errors: HANDLE, ARGUMENT (more
- * than is traced, or no such worker), BUSY, UNSUPPORTED, DRIVER. Since 0.1. */
+ * where it ran fewer. Workers are numbered through all ranks of this process, those of the first rank first. Errors:
+ * HANDLE, ARGUMENT (more than is traced, or no such worker), BUSY, UNSUPPORTED, DRIVER. Since 0.1. */
 MKRT_API mkrt_status mkrt_session_read_trace(mkrt_session* session, uint32_t worker, uint32_t count,
                                              mkrt_trace_tile* out_tiles, mkrt_error* out_error);
 

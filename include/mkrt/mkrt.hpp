@@ -222,6 +222,41 @@ struct RankOptions {
   void* stream = nullptr;
 };
 
+/* A ready-made exchange between processes of one machine. Since 0.1. */
+class Exchange : public detail::Handle<mkrt_exchange, mkrt_exchange_destroy> {
+ public:
+  using Handle::Handle;
+  Exchange() noexcept = default;
+  /* Connects this process, number `process` of `process_count`, with the others; the defaults are those of
+   * mkrt_exchange_desc. */
+  Exchange(const Runtime& runtime, const std::string& address, uint32_t process, uint32_t process_count,
+           std::chrono::nanoseconds timeout = std::chrono::nanoseconds(0)) {
+    mkrt_exchange_desc desc{};
+    desc.struct_size = sizeof(desc);
+    desc.process = process;
+    desc.process_count = process_count;
+    desc.address = address.c_str();
+    desc.timeout_ns = static_cast<uint64_t>(timeout.count());
+    mkrt_exchange* created = nullptr;
+    detail::call(mkrt_exchange_create, runtime.get(), &desc, &created);
+    own(created);
+  }
+
+  /* For the `extensions` of a Mesh: `&extension.base`. */
+  mkrt_process_extension extension() const {
+    mkrt_process_extension extension{};
+    extension.base.struct_size = sizeof(extension);
+    detail::call(mkrt_exchange_get_extension, get(), &extension);
+    return extension;
+  }
+};
+
+/* Ranks of one process: `count` ranks from `first` on. Since 0.1. */
+struct LocalRanks {
+  uint32_t first = 0;
+  uint32_t count = 0;
+};
+
 /* The devices that programs run on. Since 0.1. */
 class Mesh : public detail::Handle<mkrt_mesh, mkrt_mesh_destroy> {
  public:
@@ -260,6 +295,12 @@ class Mesh : public detail::Handle<mkrt_mesh, mkrt_mesh_destroy> {
     uint32_t count = 0;
     detail::call(mkrt_mesh_rank_count, get(), &count);
     return count;
+  }
+  /* The ranks of this process; all where there are no others. */
+  LocalRanks local_ranks() const {
+    LocalRanks ranks;
+    detail::call(mkrt_mesh_local_ranks, get(), &ranks.first, &ranks.count);
+    return ranks;
   }
   DeviceInfo device_info(uint32_t rank = 0) const {
     mkrt_device_info info = detail::empty_device_info();

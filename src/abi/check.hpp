@@ -38,6 +38,14 @@ inline void require_size(uint32_t found, size_t known, const char* name) {
   if (check_size(found, known, name, &error) != MKRT_OK) throw base::Failure(MKRT_ERROR_STRUCT_SIZE, error.message);
 }
 
+// The number of a process among those of a mesh, as two structs have it.
+inline void require_process(uint32_t process, uint32_t count, const char* name) {
+  if (count >= 1 && count <= MKRT_MAX_RANKS && process < count) return;
+  throw base::Failure(MKRT_ERROR_ARGUMENT,
+                      base::text(name, " is of process ", process, " of ", count, "; there are 1 to ", MKRT_MAX_RANKS,
+                                 " processes, numbered from 0"));
+}
+
 // MKRT_OK where the chain is empty: what most descriptions know.
 inline mkrt_status check_no_extension(const mkrt_extension* next, const char* name, mkrt_error* out_error) noexcept {
   if (next == nullptr) [[likely]]

@@ -9,6 +9,7 @@ const char* tag_name(Tag tag) noexcept {
     case Tag::program: return "program";
     case Tag::executable: return "executable";
     case Tag::session: return "session";
+    case Tag::exchange: return "exchange";
     case Tag::freed:
     case Tag::destroyed: break;
   }

@@ -12,6 +12,7 @@
 #include "base/failure.hpp"
 #include "base/hooks.hpp"
 #include "base/report.hpp"
+#include "exchange/socket_exchange.hpp"
 #include "mkrt/mkrt.h"
 #include "runtime/executable.hpp"
 #include "runtime/mesh.hpp"
@@ -29,6 +30,7 @@ enum class Tag : uint64_t {
   program = 0x5ae93f1077c8b245,
   executable = 0xe64d82b95c130f67,
   session = 0x3d05a7f4286be989,
+  exchange = 0x84f1c63a9e2057bd,
   destroyed = 0x7f98e60d4ba1c2ab,
 };
 
@@ -91,6 +93,9 @@ struct mkrt_runtime : mkrt::abi::Shell<mkrt::runtime::Runtime, mkrt::abi::Tag::r
 struct mkrt_mesh : mkrt::abi::Shell<mkrt::runtime::Mesh, mkrt::abi::Tag::mesh> {
   using Shell::Shell;
 };
+struct mkrt_exchange : mkrt::abi::Shell<mkrt::exchange::SocketExchange, mkrt::abi::Tag::exchange> {
+  using Shell::Shell;
+};
 struct mkrt_program : mkrt::abi::Shell<mkrt::runtime::Program, mkrt::abi::Tag::program> {
   using Shell::Shell;
 };
@@ -106,8 +111,9 @@ namespace mkrt::abi {
 // All shells have one size, so that the quarantine can free them without knowing their type.
 constexpr size_t shell_size = sizeof(mkrt_runtime);
 constexpr size_t shell_alignment = alignof(mkrt_runtime);
-static_assert(sizeof(mkrt_mesh) == shell_size && sizeof(mkrt_program) == shell_size &&
-              sizeof(mkrt_executable) == shell_size && sizeof(mkrt_session) == shell_size);
+static_assert(sizeof(mkrt_mesh) == shell_size && sizeof(mkrt_exchange) == shell_size &&
+              sizeof(mkrt_program) == shell_size && sizeof(mkrt_executable) == shell_size &&
+              sizeof(mkrt_session) == shell_size);
 
 // Wraps an object in a new handle.
 template <class Handle>

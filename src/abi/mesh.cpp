@@ -29,22 +29,47 @@ std::vector<mkrt_rank_desc> ranks_of(const mkrt_mesh_desc* desc) {
   return ranks;
 }
 
-// NULL where the chain holds none.
-const mkrt_device_memory_extension* device_memory_of(const mkrt_mesh_desc* desc) {
-  const mkrt_device_memory_extension* found = nullptr;
+// The extensions of a mesh; NULL where the chain holds none of a type.
+struct Extensions {
+  const mkrt_device_memory_extension* device_memory = nullptr;
+  const mkrt_process_extension* processes = nullptr;
+};
+
+// Takes an extension of the chain. Refusing a second one of a type also ends a chain that leads back to itself.
+template <class Extension>
+void take_extension(const mkrt_extension* from, const char* name, const char* constant, const Extension** out) {
+  if (*out != nullptr) {
+    throw base::Failure(MKRT_ERROR_ARGUMENT, base::text("mkrt_mesh_desc.next holds ", constant, " twice"));
+  }
+  require_size(from->struct_size, sizeof(Extension), base::text(name, ".base").c_str());
+  *out = reinterpret_cast<const Extension*>(from);
+}
+
+Extensions extensions_of(const mkrt_mesh_desc* desc) {
+  Extensions found;
   for (const mkrt_extension* next = desc == nullptr ? nullptr : desc->next; next != nullptr; next = next->next) {
-    if (next->type != MKRT_EXTENSION_DEVICE_MEMORY) require_no_extension(next, "mkrt_mesh_desc");
-    // Refusing a second one also ends a chain that leads back to itself.
-    if (found != nullptr) {
-      throw base::Failure(MKRT_ERROR_ARGUMENT, "mkrt_mesh_desc.next holds MKRT_EXTENSION_DEVICE_MEMORY twice");
-    }
-    require_size(next->struct_size, sizeof(mkrt_device_memory_extension), "mkrt_device_memory_extension.base");
-    found = reinterpret_cast<const mkrt_device_memory_extension*>(next);
-    if (found->allocate == nullptr || found->release == nullptr) {
-      throw base::Failure(MKRT_ERROR_ARGUMENT, "mkrt_device_memory_extension has a function that is NULL");
+    if (next->type == MKRT_EXTENSION_DEVICE_MEMORY) {
+      take_extension(next, "mkrt_device_memory_extension", "MKRT_EXTENSION_DEVICE_MEMORY", &found.device_memory);
+    } else if (next->type == MKRT_EXTENSION_PROCESSES) {
+      take_extension(next, "mkrt_process_extension", "MKRT_EXTENSION_PROCESSES", &found.processes);
+    } else {
+      require_no_extension(next, "mkrt_mesh_desc");
     }
   }
   return found;
+}
+
+void check(const Extensions& extensions) {
+  const mkrt_device_memory_extension* memory = extensions.device_memory;
+  if (memory != nullptr && (memory->allocate == nullptr || memory->release == nullptr)) {
+    throw base::Failure(MKRT_ERROR_ARGUMENT, "mkrt_device_memory_extension has a function that is NULL");
+  }
+  const mkrt_process_extension* processes = extensions.processes;
+  if (processes == nullptr) return;
+  if (processes->all_gather == nullptr) {
+    throw base::Failure(MKRT_ERROR_ARGUMENT, "mkrt_process_extension.all_gather is NULL");
+  }
+  require_process(processes->process, processes->process_count, "mkrt_process_extension");
 }
 
 }  // namespace
@@ -58,8 +83,11 @@ mkrt_status mkrt_mesh_create(mkrt_runtime* runtime, const mkrt_mesh_desc* desc, 
     require_handle(runtime);
     require_pointer(out_mesh, "out_mesh");
     const std::vector<mkrt_rank_desc> ranks = ranks_of(desc);
-    *out_mesh = make_handle<mkrt_mesh>(runtime->instance,
-                                       mkrt::runtime::create_mesh(runtime->object, ranks, device_memory_of(desc)));
+    const Extensions extensions = extensions_of(desc);
+    check(extensions);
+    mkrt::runtime::MeshOptions options{extensions.device_memory, extensions.processes, nullptr};
+    if (extensions.processes != nullptr) options.keep = mkrt::exchange::SocketExchange::of(*extensions.processes);
+    *out_mesh = make_handle<mkrt_mesh>(runtime->instance, mkrt::runtime::create_mesh(runtime->object, ranks, options));
   });
 }
 
@@ -70,6 +98,16 @@ mkrt_status mkrt_mesh_rank_count(mkrt_mesh* mesh, uint32_t* out_count, mkrt_erro
     require_handle(mesh);
     require_pointer(out_count, "out_count");
     *out_count = mesh->object->rank_count();
+  });
+}
+
+mkrt_status mkrt_mesh_local_ranks(mkrt_mesh* mesh, uint32_t* out_first, uint32_t* out_count, mkrt_error* out_error) {
+  return guarded(out_error, [&] {
+    require_handle(mesh);
+    require_pointer(out_first, "out_first");
+    require_pointer(out_count, "out_count");
+    *out_first = mesh->object->group().first_rank();
+    *out_count = mesh->object->group().local_rank_count();
   });
 }
 

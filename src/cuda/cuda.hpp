@@ -26,6 +26,7 @@ void describe_device(const std::shared_ptr<const Driver>& driver, uint32_t ordin
 std::unique_ptr<device::Mesh> create_mesh(std::shared_ptr<const base::Hooks> hooks,
                                           const std::shared_ptr<const Driver>& driver,
                                           std::span<const mkrt_rank_desc> ranks,
-                                          const mkrt_device_memory_extension* device_memory);
+                                          const mkrt_device_memory_extension* device_memory,
+                                          std::shared_ptr<device::ProcessGroup> group);
 
 }  // namespace mkrt::cuda

@@ -224,7 +224,11 @@ void describe_device(const std::shared_ptr<const Driver>& driver, uint32_t ordin
 std::unique_ptr<device::Mesh> create_mesh(std::shared_ptr<const base::Hooks> hooks,
                                           const std::shared_ptr<const Driver>& driver,
                                           std::span<const mkrt_rank_desc> ranks,
-                                          const mkrt_device_memory_extension* device_memory) {
+                                          const mkrt_device_memory_extension* device_memory,
+                                          std::shared_ptr<device::ProcessGroup> group) {
+  if (!group->alone()) {
+    throw base::Failure(MKRT_ERROR_UNSUPPORTED, "CUDA ranks are in one process; host ranks may be in several");
+  }
   std::vector<RankDevice> opened;
   std::vector<MeshDevice> devices;
   for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
@@ -246,7 +250,7 @@ std::unique_ptr<device::Mesh> create_mesh(std::shared_ptr<const base::Hooks> hoo
   if (devices.size() > 1) {
     for (MeshDevice& device : devices) make_mesh_stream(device);
   }
-  return std::make_unique<Mesh>(std::move(hooks), std::move(opened), std::move(devices), maps_memory);
+  return std::make_unique<Mesh>(std::move(hooks), std::move(group), std::move(opened), std::move(devices), maps_memory);
 }
 
 void Mesh::describe(uint32_t rank, mkrt_device_info* out_info) const noexcept {

@@ -35,11 +35,14 @@ struct MeshDevice {
 
 class Mesh final : public device::Mesh {
  public:
-  Mesh(std::shared_ptr<const base::Hooks> hooks, std::vector<RankDevice> ranks, std::vector<MeshDevice> devices,
-       bool maps_memory)
-      : hooks_(std::move(hooks)), ranks_(std::move(ranks)), devices_(std::move(devices)), maps_memory_(maps_memory) {}
+  Mesh(std::shared_ptr<const base::Hooks> hooks, std::shared_ptr<device::ProcessGroup> group,
+       std::vector<RankDevice> ranks, std::vector<MeshDevice> devices, bool maps_memory)
+      : device::Mesh(std::move(group)),
+        hooks_(std::move(hooks)),
+        ranks_(std::move(ranks)),
+        devices_(std::move(devices)),
+        maps_memory_(maps_memory) {}
 
-  uint32_t rank_count() const noexcept override { return static_cast<uint32_t>(ranks_.size()); }
   void describe(uint32_t rank, mkrt_device_info* out_info) const noexcept override;
   std::unique_ptr<device::Executable> load(std::shared_ptr<const package::Program> program,
                                            const device::LoadOptions& options) override;

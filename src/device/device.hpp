@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/hooks.hpp"
+#include "device/process_group.hpp"
 #include "mkrt/device/launch.h"
 #include "mkrt/mkrt.h"
 #include "package/program.hpp"
@@ -25,7 +26,8 @@ struct ExecuteRequest {
   uint64_t wait_limit_ns = 0;
 };
 
-// One stream of work. Executes run in order. Only query, wait and cancel may overlap with other calls.
+// One stream of work. Executes run in order. Only query, wait and cancel may overlap with other calls. Ranks are those
+// of this process.
 class Session {
  public:
   virtual ~Session() = default;  // cancels and waits
@@ -55,6 +57,7 @@ class Session {
 class Executable {
  public:
   virtual ~Executable() = default;
+  // Collective where there are several processes.
   virtual std::unique_ptr<Session> create_session() = 0;
 };
 
@@ -64,15 +67,22 @@ struct LoadOptions {
   uint32_t loader_threads = 1;  // that bring weights to the device: the calling one, and others that end with the call
 };
 
-// Devices, one a rank, of one kind.
+// Devices, one a rank, of one kind; those of this process.
 class Mesh {
  public:
+  explicit Mesh(std::shared_ptr<ProcessGroup> group) noexcept : group_(std::move(group)) {}
   virtual ~Mesh() = default;
-  virtual uint32_t rank_count() const noexcept = 0;
+  // Of all processes.
+  uint32_t rank_count() const noexcept { return group_->rank_count(); }
+  ProcessGroup& group() const noexcept { return *group_; }
+  // A rank of this process.
   virtual void describe(uint32_t rank, mkrt_device_info* out_info) const noexcept = 0;
-  // `program` has passed verify/ and outlives the executable.
+  // `program` has passed verify/ and outlives the executable. It is the same in all processes.
   virtual std::unique_ptr<Executable> load(std::shared_ptr<const package::Program> program,
                                            const LoadOptions& options) = 0;
+
+ private:
+  std::shared_ptr<ProcessGroup> group_;
 };
 
 }  // namespace mkrt::device

@@ -3,7 +3,9 @@
 #include <atomic>
 
 #include "device/failures.hpp"
+#include "host/shared_session.hpp"
 #include "host/spin.hpp"
+#include "host/together.hpp"
 #include "host/turn.hpp"
 
 namespace mkrt::host {
@@ -13,10 +15,6 @@ namespace {
 // A turn that others wait for ends at the first step that begins after this time. A change of turns costs all workers
 // some microseconds (tests/bench/host_queue), so sessions that alternate lose about a hundredth.
 constexpr uint64_t turn_ns = 1'000'000;
-
-// The longest time between two looks at the clock that counts as waiting. A process that was stopped, by a debugger or
-// a suspended container, finds a gap there, not a deadline missed.
-constexpr uint64_t longest_gap_ns = 100'000'000;
 
 std::atomic_ref<uint32_t> counter_at(const RankTable& table, uint64_t index) noexcept {
   return std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(table.counters + index * MKRT_COUNTER_STRIDE));
@@ -47,11 +45,13 @@ class TileRunner {
   void set_indices() noexcept;
   bool wait_for(const mkrt_wait& wait) noexcept;
   bool wait_longer(uint64_t counter, uint32_t wanted) noexcept;
+  bool ended() const noexcept;
   void signal(const mkrt_signal& signal) noexcept;
   device::TilePlace place() const noexcept;
 
   Turn& turn_;
   Turn::Rank& queue_;
+  const SharedSession* const shared_;
   const RankTable& table_;
   const uint64_t step_tiles_;
   const uint64_t end_;
@@ -68,7 +68,8 @@ class TileRunner {
 
 TileRunner::TileRunner(Turn& turn, uint32_t rank, uint32_t worker) noexcept
     : turn_(turn),
-      queue_(turn.ranks[rank]),
+      queue_(turn.ranks[rank - turn.first_rank]),
+      shared_(turn.tables->shared),
       table_(turn.entry->ranks[rank]),
       step_tiles_(turn.entry->definition->tile_count),
       end_(step_tiles_ * turn.step_count),
@@ -79,16 +80,21 @@ TileRunner::TileRunner(Turn& turn, uint32_t rank, uint32_t worker) noexcept
   tile_.rank_count = turn.rank_count;
   tile_.rank_delta = turn.tables->rank_deltas.data() + size_t{rank} * turn.rank_count;
   tile_.scratch_size = turn.tables->isa->scratch_size;
-  if (tile_.scratch_size != 0) tile_.scratch = turn.tables->scratch[rank] + worker * turn.tables->scratch_stride;
+  if (tile_.scratch_size != 0)
+    tile_.scratch = turn.tables->scratch[rank - turn.first_rank] + worker * turn.tables->scratch_stride;
   tile_.execute_serial = turn.execute_serial;
 }
 
 void TileRunner::run() noexcept {
+  if (shared_ != nullptr && !begin_together(turn_)) return;
   for (uint64_t number = take(); number < end_ && seek(number); number = take()) {
-    // Relaxed: it may be seen a tile late, and nothing is read on its account.
-    if (number_ >= turn_.end.load(std::memory_order_relaxed)) return;
-    if (!run_tile()) return;
+    if (ended() || !run_tile()) return;
   }
+}
+
+// Whether the tile is not to be run any more. Relaxed: it may be seen a tile late, and nothing is read on its account.
+bool TileRunner::ended() const noexcept {
+  return number_ >= turn_.end.load(std::memory_order_relaxed) || (shared_ != nullptr && shared_->aborted());
 }
 
 // The queue. Relaxed: the number alone is what matters; counters order the tiles' data. It cannot overflow: a step has
@@ -168,17 +174,19 @@ bool TileRunner::wait_for(const mkrt_wait& wait) noexcept {
 bool TileRunner::wait_longer(uint64_t counter, uint32_t wanted) noexcept {
   uint64_t waited = 0;
   Spinner spinner(turn_.yield_interval_ns);
+  LossWatch loss;
   while (waited < turn_.wait_limit_ns) {
     const uint64_t last_look = spinner.now();
-    bool ended = false;
+    bool over_for_all = false;
     const bool over = spinner.look([&] {
       // Acquire: as in wait_for.
       if (reached(counter_at(table_, counter).load(std::memory_order_acquire), wanted)) return true;
-      ended = number_ >= turn_.end.load(std::memory_order_relaxed);
-      return ended;
+      over_for_all = ended();
+      return over_for_all;
     });
-    if (over) return !ended;
-    waited += std::min(spinner.now() - last_look, longest_gap_ns);
+    if (over) return !over_for_all;
+    if (shared_ != nullptr && loss.look(turn_, spinner.now())) return false;
+    waited += std::min(spinner.now() - last_look, Turn::longest_gap_ns);
   }
   const uint32_t seen = counter_at(table_, counter).load(std::memory_order_acquire);
   if (reached(seen, wanted)) return true;
@@ -208,7 +216,8 @@ void TileRunner::signal(const mkrt_signal& signal) noexcept {
   }
   for (uint32_t end = rank + count; rank < end; ++rank) {
     // Release: what the tile wrote, here and at peers, is visible to whoever sees the count. Ranks are threads of one
-    // process, so this holds for a peer's counter just as well. Pairs with the acquire in wait_for.
+    // machine, in one process or in several that share this memory, so this holds for a peer's counter just as well.
+    // Pairs with the acquire in wait_for.
     counter_at(turn_.entry->ranks[rank], counter).fetch_add(1, std::memory_order_release);
   }
 }
@@ -218,6 +227,8 @@ device::TilePlace TileRunner::place() const noexcept {
 }
 
 }  // namespace
+
+void Turn::abort_others() const noexcept { tables->shared->abort(); }
 
 void run_tiles(Turn& turn, uint32_t rank, uint32_t worker) noexcept { TileRunner(turn, rank, worker).run(); }
 

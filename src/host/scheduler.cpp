@@ -10,8 +10,10 @@
 #include "base/failure.hpp"
 #include "base/report.hpp"
 #include "base/signals.hpp"
+#include "host/shared_session.hpp"
 #include "host/spin.hpp"
 #include "host/thread_setup.hpp"
+#include "host/together.hpp"
 
 namespace mkrt::host {
 
@@ -28,9 +30,10 @@ constexpr uint64_t idle_spin_ns = 50'000;
 // far, was no faster with 8 or 64 workers on two cores and 3 times slower with 512: whoever is waited for then sleeps.
 constexpr uint64_t yield_interval_ns = 2'000;
 
-bool crowded(std::span<const uint32_t> rank_workers) noexcept {
+// Ranks of other processes are taken to have as many workers as those here.
+bool crowded(const device::ProcessGroup& group, std::span<const uint32_t> rank_workers) noexcept {
   const uint64_t workers = std::accumulate(rank_workers.begin(), rank_workers.end(), uint64_t{0});
-  return workers > std::thread::hardware_concurrency();
+  return workers * group.rank_count() > uint64_t{std::thread::hardware_concurrency()} * group.local_rank_count();
 }
 
 // A number for each execute of the process; scratch memory is told apart by it (mkrt_host_tile.execute_serial).
@@ -41,12 +44,16 @@ std::atomic<uint64_t> next_execute_serial{now_ns()};
 
 }  // namespace
 
-Scheduler::Scheduler(std::span<const uint32_t> rank_workers)
-    : rank_workers_(rank_workers.begin(), rank_workers.end()), idle_spin_ns_(crowded(rank_workers) ? 0 : idle_spin_ns) {
-  turn_.rank_count = rank_count();
-  turn_.yield_interval_ns = crowded(rank_workers) ? 0 : yield_interval_ns;
+Scheduler::Scheduler(const device::ProcessGroup& group, std::span<const uint32_t> rank_workers)
+    : rank_workers_(rank_workers.begin(), rank_workers.end()),
+      alone_(group.alone()),
+      idle_spin_ns_(crowded(group, rank_workers) ? 0 : idle_spin_ns) {
+  assert(group.local_rank_count() == rank_workers.size());
+  turn_.rank_count = group.rank_count();
+  turn_.first_rank = group.first_rank();
+  turn_.yield_interval_ns = crowded(group, rank_workers) ? 0 : yield_interval_ns;
   turn_.failure.struct_size = sizeof(mkrt_error);
-  turn_.ranks = std::make_unique<Turn::Rank[]>(rank_count());
+  turn_.ranks = std::make_unique<Turn::Rank[]>(local_ranks());
   start_threads();
 }
 
@@ -60,9 +67,9 @@ Scheduler::~Scheduler() {
 void Scheduler::start_threads() {
   try {
     const base::SignalsBlocked blocked;
-    for (uint32_t rank = 0; rank < rank_count(); ++rank) {
-      for (uint32_t worker = 0; worker < rank_workers_[rank]; ++worker) {
-        threads_.emplace_back(&Scheduler::work, this, rank, worker);
+    for (uint32_t number = 0; number < local_ranks(); ++number) {
+      for (uint32_t worker = 0; worker < rank_workers_[number]; ++worker) {
+        threads_.emplace_back(&Scheduler::work, this, number, worker);
       }
     }
   } catch (const std::system_error& error) {
@@ -90,9 +97,11 @@ void Scheduler::ring_bell() noexcept {
   bell_.notify_all();
 }
 
-void Scheduler::work(uint32_t rank, uint32_t worker) noexcept {
+// `number` of the rank among those of this process.
+void Scheduler::work(uint32_t number, uint32_t worker) noexcept {
+  const uint32_t rank = turn_.first_rank + number;
   set_up_worker_thread(rank, worker);
-  Door& door = turn_.ranks[rank].door;
+  Door& door = turn_.ranks[number].door;
   uint32_t last_turn = 0;
   for (;;) {
     // Acquire: pairs with ring_bell. Read before the door, so that a turn that starts in between is not slept over.
@@ -101,7 +110,10 @@ void Scheduler::work(uint32_t rank, uint32_t worker) noexcept {
     if (door.enter(worker, last_turn)) {
       run_tiles(turn_, rank, worker);
       // Acquire and release: the last worker of the last rank sees what all others did. Pairs with itself.
-      if (door.leave() && turn_.ranks_running.fetch_sub(1, std::memory_order_acq_rel) == 1) finish_turn();
+      if (door.leave() && turn_.ranks_running.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        if (turn_.tables->shared != nullptr) end_together(turn_);
+        finish_turn();
+      }
       continue;
     }
     const auto rung = [&] { return bell_.load(std::memory_order_relaxed) != bell; };
@@ -116,7 +128,7 @@ void Scheduler::work(uint32_t rank, uint32_t worker) noexcept {
 bool Scheduler::start_turn() noexcept {
   assert(running_ == nullptr);
   if (first_ready_ == nullptr) return false;
-  running_ = first_ready_;
+  running_ = &next_in_line();
   unset_ready(*running_);
   const uint64_t value = running_->reached.load(std::memory_order_relaxed) + 1;
   const Stream::Execute& execute = running_->executes[value % Stream::most_in_flight];
@@ -132,19 +144,34 @@ bool Scheduler::start_turn() noexcept {
   turn_.start_ns = now_ns();
   // Relaxed, all of them: opening the doors publishes them.
   turn_.end.store(Turn::no_end, std::memory_order_relaxed);
-  turn_.contended.store(first_ready_ != nullptr, std::memory_order_relaxed);
+  turn_.contended.store(alone_ && first_ready_ != nullptr, std::memory_order_relaxed);
   turn_.gate.reset();
-  turn_.ranks_running.store(rank_count(), std::memory_order_relaxed);
-  for (uint32_t rank = 0; rank < rank_count(); ++rank) {
-    Turn::Rank& part = turn_.ranks[rank];
+  turn_.ranks_running.store(local_ranks(), std::memory_order_relaxed);
+  for (uint32_t number = 0; number < local_ranks(); ++number) {
+    Turn::Rank& part = turn_.ranks[number];
     part.next_tile.store(0, std::memory_order_relaxed);
     part.workers =
-        request.worker_limit == 0 ? rank_workers_[rank] : std::min(request.worker_limit, rank_workers_[rank]);
+        request.worker_limit == 0 ? rank_workers_[number] : std::min(request.worker_limit, rank_workers_[number]);
   }
-  for (uint32_t rank = 0; rank < rank_count(); ++rank) {
-    turn_.ranks[rank].door.open(turn_.ranks[rank].workers, !turn_.dynamic_queue);
+  if (turn_.tables->shared != nullptr) turn_.tables->shared->begin(request.entry, request.step_count);
+  for (uint32_t number = 0; number < local_ranks(); ++number) {
+    turn_.ranks[number].door.open(turn_.ranks[number].workers, !turn_.dynamic_queue);
   }
   return true;
+}
+
+// Round robin; among several processes the stream whose execute was submitted first, as it is in the others.
+Stream& Scheduler::next_in_line() const noexcept {
+  if (alone_) return *first_ready_;
+  const auto serial = [](const Stream& stream) {
+    const uint64_t value = stream.reached.load(std::memory_order_relaxed) + 1;
+    return stream.executes[value % Stream::most_in_flight].serial;
+  };
+  Stream* first = first_ready_;
+  for (Stream* ready = first_ready_; ready != nullptr; ready = ready->next_ready) {
+    if (serial(*ready) < serial(*first)) first = ready;
+  }
+  return *first;
 }
 
 // Called by the last worker of a turn, when every door is closed.
@@ -155,7 +182,7 @@ void Scheduler::finish_turn() noexcept {
     Stream& stream = *running_;
     running_ = nullptr;
     if (turn_.failed()) {
-      fail(stream, turn_.failure);
+      fail(stream, turn_.failure, turn_.failure_place);
     } else {
       const uint64_t value = stream.reached.load(std::memory_order_relaxed) + 1;
       Stream::Execute& execute = stream.executes[value % Stream::most_in_flight];
@@ -192,7 +219,8 @@ void Scheduler::advance(Stream& stream, uint64_t value) noexcept {
 }
 
 // The execute that runs fails, and all that follow it are dropped: they would compute with what it left behind.
-void Scheduler::fail(Stream& stream, const mkrt_error& error) noexcept {
+void Scheduler::fail(Stream& stream, const mkrt_error& error, const Turn::Place& place) noexcept {
+  if (stream.tables.shared != nullptr) stream.tables.shared->give_up(error, place);
   stream.error = error;
   stream.status.store(error.status, std::memory_order_relaxed);  // `advance` publishes it
   advance(stream, stream.submitted.load(std::memory_order_relaxed));
@@ -224,7 +252,7 @@ mkrt_status Scheduler::submit(Stream& stream, const device::ExecuteRequest& requ
       set_ready(stream);
       if (running_ == nullptr) {
         started = start_turn();
-      } else {
+      } else if (alone_) {
         turn_.contended.store(true, std::memory_order_relaxed);  // a hint: it may be seen late
       }
     }
@@ -287,7 +315,7 @@ void Scheduler::cancel(Stream& stream) noexcept {
     turn_.fail({}, 0, [&](mkrt_error& failure) { failure = error; });  // the last worker to leave finds it
   } else {
     unset_ready(stream);
-    fail(stream, error);
+    fail(stream, error, {});
   }
 }
 

@@ -48,12 +48,14 @@ struct Stream {
 
 // Runs the executes of all streams of a mesh, one turn at a time, on all of its workers. Streams take turns round
 // robin: a turn ends with its execute, or earlier, between two steps, when another stream has been waiting and the turn
-// has lasted for a millisecond. There is no thread that schedules: whoever submits to an idle mesh starts the turn, and
-// the worker that leaves it last starts the next.
+// has lasted for a millisecond. In a mesh of several processes turns are whole executes in the order in which they were
+// submitted, so that all processes have the same turns. There is no thread that schedules: whoever submits to an idle
+// mesh starts the turn, and the worker that leaves it last starts the next.
 class Scheduler {
  public:
-  // Starts a thread for each worker of each rank. Throws Failure(OUT_OF_MEMORY) where the system refuses one.
-  explicit Scheduler(std::span<const uint32_t> rank_workers);
+  // Starts a thread for each worker of each rank of this process. Throws Failure(OUT_OF_MEMORY) where the system
+  // refuses one.
+  Scheduler(const device::ProcessGroup& group, std::span<const uint32_t> rank_workers);
   ~Scheduler();  // no stream is left
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
@@ -70,14 +72,15 @@ class Scheduler {
   // Cancels and waits until no thread touches the stream any more.
   void retire(Stream& stream) noexcept;
 
-  uint32_t rank_count() const noexcept { return static_cast<uint32_t>(rank_workers_.size()); }
-  uint32_t worker_count(uint32_t rank) const noexcept { return rank_workers_[rank]; }
+  // Of a rank of this process.
+  uint32_t worker_count(uint32_t rank) const noexcept { return rank_workers_[rank - turn_.first_rank]; }
 
  private:
   // The workers.
   void start_threads();
   void stop_threads() noexcept;
-  void work(uint32_t rank, uint32_t worker) noexcept;
+  void work(uint32_t number, uint32_t worker) noexcept;
+  uint32_t local_ranks() const noexcept { return static_cast<uint32_t>(rank_workers_.size()); }
   void ring_bell() noexcept;
 
   // The turns; the mutex is held.
@@ -85,11 +88,13 @@ class Scheduler {
   void finish_turn() noexcept;  // takes the mutex itself
   void set_ready(Stream& stream) noexcept;
   void unset_ready(Stream& stream) noexcept;
-  static void fail(Stream& stream, const mkrt_error& error) noexcept;
+  Stream& next_in_line() const noexcept;
+  static void fail(Stream& stream, const mkrt_error& error, const Turn::Place& place) noexcept;
   static void advance(Stream& stream, uint64_t value) noexcept;
   mkrt_status status_of(Stream& stream, mkrt_error* out_error) noexcept;
 
-  const std::vector<uint32_t> rank_workers_;
+  const std::vector<uint32_t> rank_workers_;  // of this process
+  const bool alone_;                          // no other process has ranks
   const uint64_t idle_spin_ns_;
 
   std::mutex mutex_;

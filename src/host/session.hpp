@@ -1,20 +1,22 @@
 // One stream of work on host ranks: a heap for each rank, the encoded tables, and its place in the scheduler.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "base/hooks.hpp"
 #include "device/device.hpp"
 #include "host/executable.hpp"
 #include "host/scheduler.hpp"
+#include "host/shared_session.hpp"
 #include "host/turn.hpp"
 
 namespace mkrt::host {
 
 class Session final : public device::Session {
  public:
-  // `executable` outlives the session. Throws Failure (OUT_OF_MEMORY).
-  explicit Session(Executable& executable);
+  // `executable` outlives the session. `shared`: with other processes, or null. Throws Failure (OUT_OF_MEMORY, PEER).
+  Session(Executable& executable, std::unique_ptr<SharedSession> shared);
   ~Session() override;
 
   mkrt_status execute(const device::ExecuteRequest& request, uint64_t* out_value,
@@ -36,12 +38,16 @@ class Session final : public device::Session {
  private:
   void make_heaps();
   void encode();
+  mkrt_status wait_for_others(mkrt_error* out_error) const noexcept;
   mkrt_status report_busy(mkrt_error* out_error) const noexcept;
 
   Executable& executable_;
   SessionBudget budget_;
-  std::vector<base::Block> heaps_;  // of each rank
-  base::Block records_;             // of each entry, each rank
+  std::unique_ptr<SharedSession> shared_;
+  uint64_t wait_limit_ns_;           // of the last execute
+  std::vector<base::Block> blocks_;  // that the heaps are in; empty where processes share them
+  std::vector<std::byte*> heaps_;    // of each rank of the mesh
+  base::Block records_;              // of each entry, each rank of this process
   SessionTables tables_;
   Stream stream_;
 };

@@ -17,6 +17,7 @@ class Executable {
       : program_(std::move(program)), mesh_(std::move(mesh)), loaded_(std::move(loaded)) {}
 
   const std::shared_ptr<Program>& program() const noexcept { return program_; }
+  const std::shared_ptr<Mesh>& mesh() const noexcept { return mesh_; }
   device::Executable& loaded() noexcept { return *loaded_; }
 
  private:
@@ -25,8 +26,8 @@ class Executable {
   std::unique_ptr<device::Executable> loaded_;
 };
 
-// Loads `program` onto `mesh`. Throws Failure (ARGUMENT where the two are of different runtimes or rank counts, and
-// what the device reports).
+// Loads `program` onto `mesh`. Collective where there are several processes. Throws Failure (ARGUMENT where the two are
+// of different runtimes or rank counts, and what the device reports).
 std::shared_ptr<Executable> create_executable(std::shared_ptr<Program> program, std::shared_ptr<Mesh> mesh,
                                               const device::LoadOptions& options);
 

@@ -25,7 +25,10 @@ const char* kind_name(uint32_t kind) noexcept {
 }  // namespace
 
 Session::Session(std::shared_ptr<Executable> executable, std::unique_ptr<device::Session> work) noexcept
-    : executable_(std::move(executable)), package_(*executable_->program()->package()), work_(std::move(work)) {}
+    : executable_(std::move(executable)),
+      package_(*executable_->program()->package()),
+      group_(executable_->mesh()->group()),
+      work_(std::move(work)) {}
 
 mkrt_status Session::execute(const mkrt_execute_desc& desc, uint64_t* out_value, mkrt_error* out_error) noexcept {
   if (desc.entry >= package_.entries.size()) {
@@ -51,6 +54,11 @@ mkrt_status Session::check_tensor(uint32_t rank, uint32_t tensor, Use use, mkrt_
   if (rank >= package_.rank_count) {
     return base::report(out_error, MKRT_ERROR_ARGUMENT, "rank %" PRIu32 " does not exist; the program has %" PRIu32,
                         rank, package_.rank_count);
+  }
+  if (!group_.is_local(rank)) {
+    return base::report(out_error, MKRT_ERROR_ARGUMENT,
+                        "rank %" PRIu32 " is of process %" PRIu32 "; this is process %" PRIu32, rank,
+                        group_.process_of(rank), group_.own());
   }
   if (tensor >= package_.tensors.size()) {
     return base::report(out_error, MKRT_ERROR_ARGUMENT, "tensor %" PRIu32 " does not exist; the program has %zu",

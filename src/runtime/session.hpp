@@ -42,6 +42,7 @@ class Session {
 
   std::shared_ptr<Executable> executable_;  // first, so that it goes last
   const package::Program& package_;
+  const device::ProcessGroup& group_;
   std::unique_ptr<device::Session> work_;
 };
 

@@ -48,6 +48,29 @@ mkrt_device_memory_extension device_memory() {
   return extension;
 }
 
+// A mesh of one process; nobody may be asked for more.
+mkrt_process_extension one_process() {
+  mkrt_process_extension extension{};
+  extension.base.struct_size = sizeof(extension);
+  extension.base.type = MKRT_EXTENSION_PROCESSES;
+  extension.process_count = 1;
+  extension.all_gather = [](void*, const void* data, uint32_t size, int32_t, uint64_t, void* out_data, int32_t* out,
+                            mkrt_error*) {
+    std::memcpy(out_data, data, size);
+    *out = -1;
+    return mkrt_status{MKRT_OK};
+  };
+  return extension;
+}
+
+mkrt_exchange_desc exchange_desc() {
+  mkrt_exchange_desc desc{};
+  desc.struct_size = sizeof(desc);
+  desc.process_count = 1;
+  desc.address = "@mkrt-hostile";
+  return desc;
+}
+
 }  // namespace
 
 TEST_CASE("statuses have names, also those that this library does not know") {
@@ -91,6 +114,12 @@ TEST_CASE("NULL handles are MKRT_ERROR_HANDLE in every function, and destroying 
   is_handle_error([&](mkrt_error* e) { return mkrt_mesh_create(nullptr, nullptr, &mesh, e); });
   is_handle_error([&](mkrt_error* e) { return mkrt_mesh_rank_count(nullptr, &number, e); });
   is_handle_error([&](mkrt_error* e) { return mkrt_mesh_device_info(nullptr, 0, &device, e); });
+  is_handle_error([&](mkrt_error* e) { return mkrt_mesh_local_ranks(nullptr, &number, &number, e); });
+  const mkrt_exchange_desc exchange = exchange_desc();
+  mkrt_exchange* created = nullptr;
+  mkrt_process_extension extension = one_process();
+  is_handle_error([&](mkrt_error* e) { return mkrt_exchange_create(nullptr, &exchange, &created, e); });
+  is_handle_error([&](mkrt_error* e) { return mkrt_exchange_get_extension(nullptr, &extension, e); });
   is_handle_error([&](mkrt_error* e) { return mkrt_program_load(nullptr, &package().program_desc, &program, e); });
   is_handle_error([&](mkrt_error* e) { return mkrt_program_get_info(nullptr, &program_info, e); });
   is_handle_error([&](mkrt_error* e) { return mkrt_program_entry_info(nullptr, 0, &entry, e); });
@@ -115,6 +144,7 @@ TEST_CASE("NULL handles are MKRT_ERROR_HANDLE in every function, and destroying 
   is_handle_error([&](mkrt_error* e) { return mkrt_session_read_trace(nullptr, 0, 1, &trace, e); });
   mkrt_runtime_destroy(nullptr);
   mkrt_mesh_destroy(nullptr);
+  mkrt_exchange_destroy(nullptr);
   mkrt_program_destroy(nullptr);
   mkrt_executable_destroy(nullptr);
   mkrt_session_destroy(nullptr);
@@ -167,6 +197,8 @@ TEST_CASE("a missing output or input pointer is MKRT_ERROR_ARGUMENT") {
   is_argument_error([&](mkrt_error* e) { return mkrt_mesh_create(ready.runtime, nullptr, nullptr, e); });
   is_argument_error([&](mkrt_error* e) { return mkrt_mesh_rank_count(ready.mesh, nullptr, e); });
   is_argument_error([&](mkrt_error* e) { return mkrt_mesh_device_info(ready.mesh, 0, nullptr, e); });
+  is_argument_error([&](mkrt_error* e) { return mkrt_mesh_local_ranks(ready.mesh, nullptr, &number, e); });
+  is_argument_error([&](mkrt_error* e) { return mkrt_mesh_local_ranks(ready.mesh, &number, nullptr, e); });
   is_argument_error(
       [&](mkrt_error* e) { return mkrt_program_load(ready.runtime, &package().program_desc, nullptr, e); });
   is_argument_error([&](mkrt_error* e) { return mkrt_program_load(ready.runtime, nullptr, &program, e); });
@@ -234,7 +266,25 @@ TEST_CASE("struct sizes that are not known are MKRT_ERROR_STRUCT_SIZE for every 
     mkrt_device_memory_extension memory = device_memory();
     ranks.desc.next = &memory.base;
     check_sizes(memory.base.struct_size, call);
+    mkrt_process_extension processes = one_process();
+    ranks.desc.next = &processes.base;
+    check_sizes(processes.base.struct_size, call);
     CHECK(mesh == untouched<mkrt_mesh>());
+  }
+  SUBCASE("mkrt_exchange_desc and what comes of it") {
+    mkrt_exchange* exchange = untouched<mkrt_exchange>();
+    mkrt_exchange_desc desc = exchange_desc();
+    check_sizes(desc.struct_size,
+                [&](mkrt_error* e) { return mkrt_exchange_create(ready.runtime, &desc, &exchange, e); });
+    CHECK(exchange == untouched<mkrt_exchange>());
+#if defined(__linux__)
+    REQUIRE(mkrt_exchange_create(ready.runtime, &desc, &exchange, nullptr) == MKRT_OK);
+    mkrt_process_extension extension = one_process();
+    check_sizes(extension.base.struct_size,
+                [&](mkrt_error* e) { return mkrt_exchange_get_extension(exchange, &extension, e); });
+    mkrt_exchange_destroy(exchange);
+    check_fails(MKRT_ERROR_HANDLE, [&](mkrt_error* e) { return mkrt_exchange_get_extension(exchange, &extension, e); });
+#endif
   }
   SUBCASE("mkrt_program_desc") {
     mkrt_program* program = untouched<mkrt_program>();
@@ -822,4 +872,50 @@ TEST_CASE("a long sentence is cut, but ends") {
   mkrt_program* program = nullptr;
   CHECK(mkrt_program_load(ready.runtime, &desc, &program, &error) == MKRT_ERROR_FILE);
   CHECK(std::strlen(error.message) < sizeof(error.message));
+}
+
+TEST_CASE("an extension of processes and a description of an exchange are checked before anybody is asked") {
+  const Ready ready(package());
+  mkrt_mesh* mesh = untouched<mkrt_mesh>();
+  test::HostRanks ranks(1);
+  const auto create = [&](mkrt_error* e) { return mkrt_mesh_create(ready.runtime, &ranks.desc, &mesh, e); };
+  mkrt_process_extension processes = one_process();
+  ranks.desc.next = &processes.base;
+  for (const auto& [process, count] : {std::pair{0u, 0u}, {1u, 1u}, {0u, MKRT_MAX_RANKS + 1u}, {UINT32_MAX, 2u}}) {
+    processes.process = process;
+    processes.process_count = count;
+    check_fails(MKRT_ERROR_ARGUMENT, create);
+  }
+  processes = one_process();
+  processes.all_gather = nullptr;
+  check_fails(MKRT_ERROR_ARGUMENT, create);
+  processes = one_process();
+  mkrt_process_extension again = one_process();
+  processes.base.next = &again.base;
+  check_fails(MKRT_ERROR_ARGUMENT, create);
+  again.base.next = &processes.base;  // a chain without an end
+  check_fails(MKRT_ERROR_ARGUMENT, create);
+  CHECK(mesh == untouched<mkrt_mesh>());
+  processes.base.next = nullptr;
+  REQUIRE(create(nullptr) == MKRT_OK);
+  mkrt_mesh_destroy(mesh);
+
+  mkrt_exchange* exchange = untouched<mkrt_exchange>();
+  mkrt_exchange_desc desc = exchange_desc();
+  const auto connect = [&](mkrt_error* e) { return mkrt_exchange_create(ready.runtime, &desc, &exchange, e); };
+  const auto refuses = [&](const std::function<void()>& change) {
+    desc = exchange_desc();
+    change();
+    check_fails(MKRT_ERROR_ARGUMENT, connect);
+  };
+  const std::string longest(101, 'x');
+  refuses([&] { desc.address = nullptr; });
+  refuses([&] { desc.address = ""; });
+  refuses([&] { desc.address = longest.c_str(); });
+  refuses([&] { desc.process = 1; });
+  refuses([&] { desc.process_count = 0; });
+  refuses([&] { desc.reserved = 1; });
+  check_fails(MKRT_ERROR_ARGUMENT,
+              [&](mkrt_error* e) { return mkrt_exchange_create(ready.runtime, nullptr, &exchange, e); });
+  CHECK(exchange == untouched<mkrt_exchange>());
 }

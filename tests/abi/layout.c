@@ -124,6 +124,25 @@ static void print_structs(void) {
   FIELD(mkrt_device_memory_extension, release);
   END(mkrt_device_memory_extension);
 
+  STRUCT(mkrt_process_extension);
+  FIELD(mkrt_process_extension, base);
+  FIELD(mkrt_process_extension, process);
+  FIELD(mkrt_process_extension, process_count);
+  FIELD(mkrt_process_extension, timeout_ns);
+  FIELD(mkrt_process_extension, user_data);
+  FIELD(mkrt_process_extension, all_gather);
+  END(mkrt_process_extension);
+
+  STRUCT(mkrt_exchange_desc);
+  FIELD(mkrt_exchange_desc, struct_size);
+  FIELD(mkrt_exchange_desc, process);
+  FIELD(mkrt_exchange_desc, process_count);
+  FIELD(mkrt_exchange_desc, reserved);
+  FIELD(mkrt_exchange_desc, next);
+  FIELD(mkrt_exchange_desc, address);
+  FIELD(mkrt_exchange_desc, timeout_ns);
+  END(mkrt_exchange_desc);
+
   STRUCT(mkrt_program_desc);
   FIELD(mkrt_program_desc, struct_size);
   FIELD(mkrt_program_desc, reserved);
@@ -379,6 +398,7 @@ static void print_constants(void) {
   CONSTANT(MKRT_ERROR_INTERNAL);
   CONSTANT(MKRT_EXTENSION_HOST_ISA);
   CONSTANT(MKRT_EXTENSION_DEVICE_MEMORY);
+  CONSTANT(MKRT_EXTENSION_PROCESSES);
   CONSTANT(MKRT_LOG_ERROR);
   CONSTANT(MKRT_LOG_WARNING);
   CONSTANT(MKRT_LOG_INFO);
@@ -401,6 +421,7 @@ static void print_constants(void) {
   CONSTANT(MKRT_QUEUE_STATIC);
   CONSTANT(MKRT_MAX_RANKS);
   CONSTANT(MKRT_MAX_HOST_WORKERS);
+  CONSTANT(MKRT_MAX_EXCHANGE_BYTES);
   CONSTANT(MKRT_MAX_DIMENSIONS);
   CONSTANT(MKRT_MAX_LOADER_THREADS);
   CONSTANT(MKRT_TRACE_FETCHED);

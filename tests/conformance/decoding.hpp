@@ -11,6 +11,7 @@
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -46,7 +47,8 @@ struct Target {
   std::vector<Way> ways;
   std::function<void(mkrt::compile::Options&)> prepare;  // what the compiler must know of the device
   uint32_t ranks = 1;
-  uint32_t devices = 1;  // CUDA: ranks are on this one and those after it, in turn
+  uint32_t devices = 1;                        // CUDA: ranks are on this one and those after it, in turn
+  const mkrt_extension* extensions = nullptr;  // of the mesh, whose other ranks may be in other processes
 
   std::vector<mkrt::RankOptions> rank_options() const {
     std::vector<mkrt::RankOptions> options(ranks, rank);
@@ -69,11 +71,12 @@ inline void compile_novelist(const Target& target, const std::string& output, ui
   compile(target, options);
 }
 
-// A package on a mesh, with a session. What is written goes to every rank; what is read must be the same on all.
+// A package on a mesh, with a session. What is written goes to every rank of this process; what is read must be the
+// same on all of them.
 class Model {
  public:
   Model(const std::string& package, const Target& target)
-      : mesh_(runtime_, target.rank_options()),
+      : mesh_(runtime_, target.rank_options(), target.extensions),
         program_(runtime_, package),
         executable_(program_, mesh_),
         session_(executable_) {
@@ -96,20 +99,20 @@ class Model {
     session_.wait(session_.execute(options));
   }
   void start(size_t sequence, const std::vector<int32_t>& prompt) {
-    for (uint32_t rank = 0; rank < mesh_.rank_count(); ++rank) {
+    for (const uint32_t rank : ranks()) {
       session_.write<int32_t>(program_.find_tensor("tokens"), prompt, sequence * context, rank);
     }
     set("prompt_length", sequence, static_cast<int32_t>(prompt.size()));
     set("active", sequence, 1);
   }
   void set(const char* tensor, size_t index, int32_t value) {
-    for (uint32_t rank = 0; rank < mesh_.rank_count(); ++rank) {
+    for (const uint32_t rank : ranks()) {
       session_.write_value<int32_t>(program_.find_tensor(tensor), value, index, rank);
     }
   }
   int32_t get(const char* tensor, size_t index) const {
-    const int32_t value = session_.read_value<int32_t>(program_.find_tensor(tensor), index);
-    for (uint32_t rank = 1; rank < mesh_.rank_count(); ++rank) {
+    const int32_t value = session_.read_value<int32_t>(program_.find_tensor(tensor), index, ranks().front());
+    for (const uint32_t rank : ranks()) {
       REQUIRE(session_.read_value<int32_t>(program_.find_tensor(tensor), index, rank) == value);
     }
     return value;
@@ -117,8 +120,8 @@ class Model {
   int32_t token(size_t sequence, size_t position) const { return get("tokens", sequence * context + position); }
   std::vector<float> logits(size_t sequence) const {
     std::vector<float> values(vocabulary, NAN);
-    session_.read<float>(program_.find_tensor("logits"), values, sequence * vocabulary);
-    for (uint32_t rank = 1; rank < mesh_.rank_count(); ++rank) {
+    session_.read<float>(program_.find_tensor("logits"), values, sequence * vocabulary, ranks().front());
+    for (const uint32_t rank : ranks()) {
       std::vector<float> theirs(vocabulary, NAN);
       session_.read<float>(program_.find_tensor("logits"), theirs, sequence * vocabulary, rank);
       REQUIRE(std::memcmp(theirs.data(), values.data(), vocabulary * sizeof(float)) == 0);
@@ -129,6 +132,13 @@ class Model {
   size_t batch = 0, context = 0, vocabulary = 0;
 
  private:
+  std::vector<uint32_t> ranks() const {
+    const mkrt::LocalRanks local = mesh_.local_ranks();
+    std::vector<uint32_t> ranks(local.count);
+    std::iota(ranks.begin(), ranks.end(), local.first);
+    return ranks;
+  }
+
   mkrt::Runtime runtime_;
   mkrt::Mesh mesh_;
   mkrt::Program program_;

@@ -69,7 +69,8 @@ void check_endless_wait(uint32_t ranks) {
   rank.struct_size = sizeof(rank);
   rank.kind = MKRT_DEVICE_CUDA;
   const auto mesh = cuda::create_mesh(std::make_shared<base::Hooks>(nullptr), cuda::open_driver(),
-                                      std::vector<mkrt_rank_desc>(ranks, rank), nullptr);
+                                      std::vector<mkrt_rank_desc>(ranks, rank), nullptr,
+                                      std::make_shared<device::ProcessGroup>(ranks));
   const auto executable = mesh->load(broken.program, {});
   const auto session = executable->create_session();
   constexpr auto limit = std::chrono::milliseconds(50);

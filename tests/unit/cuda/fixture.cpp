@@ -157,7 +157,8 @@ std::vector<mkrt_rank_desc> rank_descs(std::initializer_list<uint32_t> ordinals)
 
 std::unique_ptr<device::Mesh> make_mesh(const DriverDouble& gpu, RankDescs ranks,
                                         const mkrt_device_memory_extension* device_memory) {
-  return create_mesh(std::make_shared<base::Hooks>(nullptr), gpu.driver(), ranks, device_memory);
+  return create_mesh(std::make_shared<base::Hooks>(nullptr), gpu.driver(), ranks, device_memory,
+                     std::make_shared<device::ProcessGroup>(static_cast<uint32_t>(ranks.size())));
 }
 
 OnGpu::OnGpu(const DriverDouble& gpu, const Work& work, RankDescs ranks, const device::LoadOptions& options,

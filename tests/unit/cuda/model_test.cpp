@@ -41,7 +41,7 @@ std::vector<mkrt_rank_desc> ranks_on(uint32_t kind, const std::vector<uint32_t>&
 // What the last rank has: all have the same.
 Text continue_prompt(const std::shared_ptr<runtime::Program>& program, const std::vector<mkrt_rank_desc>& ranks,
                      uint32_t queue_mode) {
-  auto mesh = runtime::create_mesh(program->runtime(), ranks, nullptr);
+  auto mesh = runtime::create_mesh(program->runtime(), ranks, {});
   const auto session = runtime::create_session(runtime::create_executable(program, std::move(mesh), {}));
   mkrt_error error = MKRT_ERROR_INIT;
   const auto put = [&](const char* name, std::vector<int32_t> values) {

@@ -277,7 +277,8 @@ TEST_CASE("workers' scratch takes no pages before instructions use it: it comes 
   rank.kind = MKRT_DEVICE_HOST;
   rank.worker_count = 3;
   const std::vector<const mkrt_host_isa*> isas{&test_isa()};
-  const auto mesh = std::make_unique<host::Mesh>(std::make_shared<base::Hooks>(&desc), std::vector{rank}, isas);
+  const auto mesh = std::make_unique<host::Mesh>(std::make_shared<base::Hooks>(&desc),
+                                                 std::make_shared<device::ProcessGroup>(1), std::vector{rank}, isas);
 
   ScheduleBuilder builder;
   builder.entry("log");

@@ -225,8 +225,8 @@ std::unique_ptr<Mesh> make_mesh(uint32_t ranks, uint32_t workers) {
   rank.kind = MKRT_DEVICE_HOST;
   rank.worker_count = workers;
   const std::vector<mkrt_rank_desc> descriptions(ranks, rank);
-  return std::make_unique<Mesh>(std::make_shared<base::Hooks>(nullptr), descriptions,
-                                std::vector<const mkrt_host_isa*>{&test_isa()});
+  return std::make_unique<Mesh>(std::make_shared<base::Hooks>(nullptr), std::make_shared<device::ProcessGroup>(ranks),
+                                descriptions, std::vector<const mkrt_host_isa*>{&test_isa()});
 }
 
 device::ExecuteRequest request(uint32_t entry, uint32_t steps, uint32_t queue_mode, uint32_t worker_limit,

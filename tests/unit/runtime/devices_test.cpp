@@ -57,13 +57,13 @@ mkrt_rank_desc rank_of(uint32_t kind) {
 }
 
 uint32_t kind_taken(const std::shared_ptr<Runtime>& runtime, const std::vector<mkrt_rank_desc>& ranks) {
-  return create_mesh(runtime, ranks, nullptr)->device_info(0).kind;
+  return create_mesh(runtime, ranks, {})->device_info(0).kind;
 }
 
 Failure refusal(const std::shared_ptr<Runtime>& runtime, const std::vector<mkrt_rank_desc>& ranks,
                 const mkrt_device_memory_extension* device_memory = nullptr) {
   try {
-    create_mesh(runtime, ranks, device_memory);
+    create_mesh(runtime, ranks, {device_memory});
   } catch (const Failure& failure) {
     return failure;
   }
@@ -142,7 +142,7 @@ TEST_CASE("a driver that fails to start is no driver") {
 TEST_CASE("the default is the first CUDA device that can be used, and what is passed over is logged") {
   DriverDouble gpu({{.name = "Old", .major = 7, .minor = 5}, {.name = "Odd", .cooperative = false}, {.name = "Good"}});
   const Logged logged(open_double);
-  const auto mesh = create_mesh(logged.runtime, std::vector{rank_of(MKRT_DEVICE_DEFAULT)}, nullptr);
+  const auto mesh = create_mesh(logged.runtime, std::vector{rank_of(MKRT_DEVICE_DEFAULT)}, {});
   CHECK(std::string(mesh->device_info(0).name) == "Good");
   REQUIRE(logged.lines.size() == 2);
   CHECK(contains(logged.lines[0], "CUDA device 0 (Old) cannot be used: its compute capability is 7.5"));
@@ -165,7 +165,7 @@ TEST_CASE(
   const Logged logged(open_double);
   const auto defaults = [](size_t count) { return std::vector(count, rank_of(MKRT_DEVICE_DEFAULT)); };
   {
-    const auto mesh = create_mesh(logged.runtime, defaults(2), nullptr);
+    const auto mesh = create_mesh(logged.runtime, defaults(2), {});
     REQUIRE(mesh->rank_count() == 2);
     CHECK(mesh->device_info(0).ordinal == 1);
     CHECK(mesh->device_info(1).ordinal == 2);
@@ -173,20 +173,20 @@ TEST_CASE(
     CHECK(logged.lines.empty());
   }
   {
-    const auto mesh = create_mesh(logged.runtime, defaults(3), nullptr);
+    const auto mesh = create_mesh(logged.runtime, defaults(3), {});
     for (uint32_t rank = 0; rank < 3; ++rank) {
       CHECK(mesh->device_info(rank).ordinal == 1);
       CHECK(mesh->device_info(rank).worker_count == 1);  // of 4
     }
   }
   gpu.set_path(1, 2, false, false);
-  const auto mesh = create_mesh(logged.runtime, defaults(2), nullptr);
+  const auto mesh = create_mesh(logged.runtime, defaults(2), {});
   CHECK(mesh->device_info(1).ordinal == 1);
   CHECK(mesh->device_info(1).worker_count == 2);
   REQUIRE(!logged.lines.empty());
   CHECK(contains(logged.lines[1], "the ranks share a device: rank 0 (CUDA device 1, First) and rank 1"));
   // More ranks than a device has SMs.
-  const auto many = create_mesh(logged.runtime, defaults(5), nullptr);
+  const auto many = create_mesh(logged.runtime, defaults(5), {});
   CHECK(many->device_info(0).kind == MKRT_DEVICE_HOST);
   CHECK(contains(logged.lines.back(), "the default device is the host"));
 }
@@ -197,7 +197,7 @@ TEST_CASE("ranks that name CUDA are on the devices that they name") {
   std::vector ranks(3, rank_of(MKRT_DEVICE_CUDA));
   ranks[1].ordinal = 1;
   std::memset(ranks[2].uuid, 0x11, sizeof(ranks[2].uuid));  // device 1
-  const auto mesh = create_mesh(logged.runtime, ranks, nullptr);
+  const auto mesh = create_mesh(logged.runtime, ranks, {});
   CHECK(mesh->device_info(0).ordinal == 0);
   CHECK(mesh->device_info(1).ordinal == 1);
   CHECK(mesh->device_info(2).ordinal == 1);
@@ -214,13 +214,13 @@ TEST_CASE("a rank without a kind takes the others', or CUDA where it names what 
   CHECK(kind_taken(logged.runtime, {rank_of(MKRT_DEVICE_DEFAULT), rank_of(MKRT_DEVICE_HOST)}) == MKRT_DEVICE_HOST);
   mkrt_rank_desc rank = rank_of(MKRT_DEVICE_DEFAULT);
   std::memset(rank.uuid, 0x11, sizeof(rank.uuid));
-  const auto mesh = create_mesh(logged.runtime, std::vector{rank}, nullptr);
+  const auto mesh = create_mesh(logged.runtime, std::vector{rank}, {});
   CHECK(mesh->device_info(0).ordinal == 1);
   std::memset(rank.uuid, 0x55, sizeof(rank.uuid));  // no such device: never another one instead
   CHECK(refusal(logged.runtime, {rank}).status() == MKRT_ERROR_DEVICE);
   rank = rank_of(MKRT_DEVICE_DEFAULT);
   rank.context = gpu.create_context(1);
-  CHECK(create_mesh(logged.runtime, std::vector{rank}, nullptr)->device_info(0).ordinal == 1);
+  CHECK(create_mesh(logged.runtime, std::vector{rank}, {})->device_info(0).ordinal == 1);
   CHECK(logged.lines.empty());
 }
 
@@ -231,6 +231,6 @@ TEST_CASE("the application's device memory is for CUDA ranks") {
   CHECK(refusal(logged.runtime, {rank_of(MKRT_DEVICE_HOST)}, &memory).status() == MKRT_ERROR_UNSUPPORTED);
   memory.allocate = [](void*, uint32_t, uint64_t, uint64_t) { return uint64_t{0}; };
   memory.release = [](void*, uint32_t, uint64_t, uint64_t) {};
-  CHECK(create_mesh(logged.runtime, std::vector{rank_of(MKRT_DEVICE_DEFAULT)}, &memory)->device_info(0).kind ==
+  CHECK(create_mesh(logged.runtime, std::vector{rank_of(MKRT_DEVICE_DEFAULT)}, {&memory})->device_info(0).kind ==
         MKRT_DEVICE_CUDA);
 }
