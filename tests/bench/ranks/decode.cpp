@@ -60,7 +60,7 @@ class Filler {
   Filler() : matrix_(8 << 20), ones_(1 << 16, 1.0f) {
     std::mt19937 random(1);
     for (uint16_t& bits : matrix_) {
-      // An exponent of 2^-7 to 2^-6, or one of the seven below.
+      // Magnitudes from 2^-13 to 2^-5.
       const uint32_t word = random();
       bits = static_cast<uint16_t>((word & 0x807f) | ((word >> 20 & 7) + 114) << 7);
     }

@@ -142,6 +142,7 @@ ordered_json measure_nccl(const Machine& machine, const std::vector<AllReduce>& 
     return result;
   };
   if (machine.devices < 2) return skip("it needs a device for each of at least two ranks");
+  if (machine.ranks.back() != machine.devices) return skip("the ranks are not as many as the devices");
   std::string why;
   const std::unique_ptr<Nccl> nccl = Nccl::open(why);
   if (nccl == nullptr) return skip(why);
