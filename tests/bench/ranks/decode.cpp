@@ -5,7 +5,6 @@
 // memory of its own.
 #include <filesystem>
 #include <random>
-#include <regex>
 #include <span>
 
 #include "compile/llm_isa.hpp"
@@ -49,9 +48,12 @@ package::IsaDefinition llm_isa() {
   return package::parse_isa(package::JsonView(json, origin));
 }
 
-// The name of the same tensor of the first layer.
-std::string of_first_layer(const std::string& name) {
-  return std::regex_replace(name, std::regex("\\bl[0-9]+\\."), "l0.");
+// The name of the same tensor of the first layer: "rank1.l0.qkv.weight" for "rank1.l31.qkv.weight".
+std::string of_first_layer(std::string name) {
+  const size_t layer = name.starts_with("rank") ? name.find('.') + 1 : 0;
+  const size_t end = name.find_first_not_of("0123456789", layer + 1);
+  const bool has_layer = name[layer] == 'l' && end != std::string::npos && end > layer + 1 && name[end] == '.';
+  return has_layer ? name.replace(layer, end - layer, "l0") : name;
 }
 
 // Random bf16 numbers of a usual size for matrices, and ones for norms.
