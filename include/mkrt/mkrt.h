@@ -586,7 +586,8 @@ typedef struct mkrt_execute_desc {
 
 /* Enqueues `step_count` steps of an entry and returns without waiting. `*out_value`, if wanted, becomes the value that
  * the session's timeline reaches when they are done; values grow by 1 with each execute. Allocates nothing. `desc` may
- * be NULL for one step of entry 0. Executes of one session run in order. Errors: HANDLE, ARGUMENT, STRUCT_SIZE,
+ * be NULL for one step of entry 0. Executes of one session run in order. On a stream of the application's that is
+ * capturing, the execute becomes part of the graph (README.md, "Graphs"). Errors: HANDLE, ARGUMENT, STRUCT_SIZE,
  * EXTENSION, BUSY (64 executes are in flight), SESSION_FAILED, DRIVER. Since 0.1. */
 MKRT_API mkrt_status mkrt_execute(mkrt_session* session, const mkrt_execute_desc* desc, uint64_t* out_value,
                                   mkrt_error* out_error);
@@ -600,7 +601,8 @@ MKRT_API mkrt_status mkrt_session_query(mkrt_session* session, uint64_t* out_val
 MKRT_API mkrt_status mkrt_session_wait(mkrt_session* session, uint64_t value, uint64_t timeout_ns,
                                        mkrt_error* out_error);
 /* Makes everything in flight stop soon, as soon as the tiles that run are done; it then reports MKRT_ERROR_CANCELLED.
- * Nothing happens when nothing is in flight. Any thread. Errors: HANDLE. Since 0.1. */
+ * Nothing happens when nothing is in flight; where an execute was captured in a graph, something always may be, and the
+ * session is cancelled until it is reset, as is every launch of the graph. Any thread. Errors: HANDLE. Since 0.1. */
 MKRT_API mkrt_status mkrt_session_cancel(mkrt_session* session, mkrt_error* out_error);
 
 /* ---------------------------------------------------------------------------------------------------------------- */

@@ -341,6 +341,12 @@ Result Session::enqueue_launch(const Part& part, const device::ExecuteRequest& r
 
   const ContextScope scope(*part.device.context);
   if (scope.result() != result_success) return scope.result();
+  if (part.device.adopted_stream != nullptr) {
+    CaptureStatus capture = capture_none;
+    const Result known = driver_.capture_status(config.stream, &capture);
+    if (known != result_success) return known;
+    if (capture != capture_none) captured_.store(true, std::memory_order_relaxed);
+  }
   if (trace_tiles_ != 0) {
     for (const uint32_t rank : part.device.ranks) {
       const DeviceMemory& memory = trace_memory_[rank];
@@ -433,7 +439,7 @@ Result Session::ask(const Part& part) const noexcept {
 
 void Session::cancel() noexcept {
   const std::lock_guard lock(cancel_mutex_);
-  if (!busy()) return;
+  if (!busy() && !captured_.load(std::memory_order_relaxed)) return;
   cancelled_.store(true, std::memory_order_relaxed);
   send_aborts();
 }

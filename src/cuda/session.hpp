@@ -121,6 +121,8 @@ class Session final : public device::Session {
   std::atomic<std::chrono::steady_clock::rep> next_look_{0};  // of a query at the driver
   std::mutex cancel_mutex_;                                   // a cancel and a reset do not overlap
   std::atomic<bool> cancelled_{false};
+  // An execute went into a graph of the application: from then on something may be in flight at any time.
+  std::atomic<bool> captured_{false};
   // What a stream reported, once it did, or the launch of one rank after another's; and the rank. The rank is written
   // first.
   std::atomic<Result> driver_failure_{result_success};

@@ -50,6 +50,7 @@ namespace mkrt::test {
   X(launch_extended, (const void* config, void* function, void** parameters, void** extra), "cuLaunchKernelEx")
 
 constexpr unsigned stream_non_blocking = 1;  // CU_STREAM_NON_BLOCKING
+constexpr int capture_global = 0;            // CU_STREAM_CAPTURE_MODE_GLOBAL
 constexpr int capture_thread_local = 1;      // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 class Driver {

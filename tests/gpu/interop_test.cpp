@@ -1,4 +1,7 @@
 // Working inside an application that uses CUDA itself: its context, its stream, its graphs.
+#include <chrono>
+#include <thread>
+
 #include "driver.hpp"
 #include "gpu.hpp"
 
@@ -188,3 +191,81 @@ TEST_CASE("an execute that is captured in a graph counts its steps on the device
 }
 
 TEST_CASE("an execute of 2 ranks that share a GPU is one node of a graph") { check_replays(2); }
+
+namespace {
+
+// Far longer than any test: steps at the context's end, which go on there.
+mkrt::ExecuteOptions endless() {
+  mkrt::ExecuteOptions options;
+  options.step_count = 10'000'000;
+  return options;
+}
+
+mkrt_status status_of(Model& model, uint64_t value) {
+  return mkrt_session_wait(model.session().get(), value, UINT64_MAX, nullptr);
+}
+
+}  // namespace
+
+TEST_CASE("a cancel reaches every launch of a graph, holds for those that follow, and a reset ends it") {
+  using Clock = std::chrono::steady_clock;
+  const Novelist novelist;
+  const Golden golden = read_golden().front();
+  const Application application;
+  const Driver& driver = application.driver;
+  Model model(novelist.package(), application.target());
+  const Current current(application);
+  model.start(0, golden.prompt_ids);
+  driver.check(driver.capture_begin(application.stream, capture_thread_local), "cuStreamBeginCapture");
+  const uint64_t value = model.session().execute(endless());
+  void* graph = nullptr;
+  driver.check(driver.capture_end(application.stream, &graph), "cuStreamEndCapture");
+  void* executable = nullptr;
+  driver.check(driver.graph_instantiate(&executable, graph, 0), "cuGraphInstantiate");
+  for (int launch = 0; launch < 3; ++launch) {
+    CAPTURE(launch);
+    driver.check(driver.graph_launch(executable, application.stream), "cuGraphLaunch");
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    const Clock::time_point begin = Clock::now();
+    model.session().cancel();
+    application.synchronize();
+    CHECK(Clock::now() - begin < std::chrono::seconds(1));
+    CHECK(status_of(model, value) == MKRT_ERROR_CANCELLED);
+    driver.check(driver.graph_launch(executable, application.stream), "cuGraphLaunch");
+    application.synchronize();  // leaves at once
+    CHECK(Clock::now() - begin < std::chrono::seconds(2));
+    model.reset();
+    model.start(0, golden.prompt_ids);
+  }
+  driver.check(driver.graph_executable_destroy(executable), "cuGraphExecDestroy");
+  driver.check(driver.graph_destroy(graph), "cuGraphDestroy");
+}
+
+TEST_CASE("queries and waits spoil no capture of the application, on its thread or another") {
+  const Novelist novelist;
+  const Application application;
+  const Driver& driver = application.driver;
+  Model model(novelist.package(), application.target());
+  const Current current(application);
+  model.start(0, read_golden().front().prompt_ids);
+  const uint64_t value = model.session().execute(endless());
+  for (const int mode : {capture_thread_local, capture_global}) {
+    CAPTURE(mode);
+    driver.check(driver.capture_begin(application.stream, mode), "cuStreamBeginCapture");
+    const auto look = [&] {
+      // Longer than a query goes without asking the driver.
+      CHECK(mkrt_session_wait(model.session().get(), value, 150'000'000, nullptr) == MKRT_ERROR_TIMEOUT);
+      uint64_t reached = 0;
+      CHECK(mkrt_session_query(model.session().get(), &reached, nullptr) == MKRT_OK);
+      CHECK(reached < value);
+    };
+    look();
+    std::thread(look).join();
+    void* graph = nullptr;
+    const int captured = driver.capture_end(application.stream, &graph);
+    CHECK_MESSAGE(captured == 0, driver.describe(captured));
+    if (captured == 0) driver.check(driver.graph_destroy(graph), "cuGraphDestroy");
+  }
+  model.session().cancel();
+  CHECK(status_of(model, value) == MKRT_ERROR_CANCELLED);
+}

@@ -252,9 +252,14 @@ void check_status(const StepOutcome& outcome, bool loading, Result injected) {
 
 namespace {
 
-void fail_each_call_once(RankDescs ranks, Result injected) {
+// With `lent` the only rank is in the application's context, on its stream.
+void fail_each_call_once(std::vector<mkrt_rank_desc> ranks, Result injected, bool lent = false) {
   Machine machine(static_cast<uint32_t>(ranks.size()));
   DriverDouble& gpu = machine.gpu;
+  if (lent) {
+    ranks.front().context = gpu.create_context(0);
+    ranks.front().stream = gpu.create_stream(static_cast<Context>(ranks.front().context));
+  }
   std::set<std::string> failed_calls;
   uint64_t number = 1;
   for (;; ++number) {
@@ -284,7 +289,7 @@ void fail_each_call_once(RankDescs ranks, Result injected) {
     if (!violations.empty()) break;
   }
   CHECK(number > 80 * ranks.size());
-  // Kinds of calls, of the 35 that there are for one rank and 10 for several.
+  // Kinds of calls, of the 37 that there are for one rank and 10 for several.
   CHECK(failed_calls.size() > (ranks.size() == 1 ? 25u : 33u));
   gpu.fail_none();
 }
@@ -321,6 +326,7 @@ TEST_CASE("whichever call fails once, the step says so, can be tried again, and 
     fail_each_call_once(ranks, some_failure);
     if (ranks.size() % 2 == 1) fail_each_call_once(ranks, result_out_of_memory);
   }
+  fail_each_call_once(rank_descs({0}), some_failure, true);
 }
 
 TEST_CASE("whichever call is the last that works, everything that was taken is given back") {

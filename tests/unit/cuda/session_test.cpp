@@ -261,6 +261,94 @@ TEST_CASE("queries and waits do not spoil what the application captures meanwhil
   CHECK(on.session->wait(value, no_limit, nullptr) == MKRT_OK);
 }
 
+namespace {
+
+struct Captured {
+  explicit Captured(const device::ExecuteRequest& what) : rank(lent_rank(gpu)), on(gpu, work, rank) {
+    gpu.begin_capture(stream());
+    value = enqueue(*on.session, what);
+    graph = gpu.end_capture(stream());
+  }
+  Stream stream() const { return static_cast<Stream>(rank.stream); }
+  void replay() { gpu.replay(graph, stream()); }
+  mkrt_status wait(mkrt_error* error = nullptr) { return on.session->wait(value, no_limit, error); }
+  // As an application does: on its stream.
+  void synchronize() {
+    gpu.push(static_cast<Context>(rank.context));
+    CHECK(gpu.driver()->stream_synchronize(stream()) == result_success);
+    gpu.pop();
+  }
+
+  Gpu gpu;
+  Work work;
+  mkrt_rank_desc rank;
+  OnGpu on;
+  uint64_t value = 0;
+  DriverDouble::Graph graph;
+};
+
+}  // namespace
+
+TEST_CASE("an execute that is captured runs with each launch of its graph, and its value is reached with the first") {
+  Captured captured(request(entry_count, 2));
+  uint64_t reached = 99;
+  CHECK(captured.on.session->query(&reached, nullptr) == MKRT_OK);
+  CHECK(reached == 0);
+  CHECK(captured.on.session->reset(nullptr) == MKRT_ERROR_BUSY);
+  captured.replay();
+  CHECK(captured.wait() == MKRT_OK);
+  captured.replay();
+  captured.replay();
+  captured.synchronize();
+  CHECK(read_total(*captured.on.session, captured.work) == 6);
+  run(*captured.on.session, request(entry_count));
+  CHECK(read_total(*captured.on.session, captured.work) == 7);
+  captured.replay();  // too late: the timeline goes back, and the session counts as busy until the next execute
+  captured.synchronize();
+  CHECK(captured.on.session->query(&reached, nullptr) == MKRT_OK);
+  CHECK(reached == captured.value);
+  run(*captured.on.session, request(entry_count));
+  CHECK(read_total(*captured.on.session, captured.work) == 10);
+}
+
+TEST_CASE("a cancel reaches every launch of a graph, holds for those that follow, and a reset ends it") {
+  Captured captured(request(entry_stuck, 1, MKRT_QUEUE_DYNAMIC, 0, 5'000 * millisecond));
+  device::Session& session = *captured.on.session;
+  mkrt_error error = MKRT_ERROR_INIT;
+  for (int launch = 0; launch < 3; ++launch) {
+    CAPTURE(launch);
+    captured.replay();
+    session.cancel();
+    captured.synchronize();
+    CHECK(captured.wait(&error) == MKRT_ERROR_CANCELLED);
+    CHECK(session.execute(request(entry_count), nullptr, nullptr) == MKRT_ERROR_SESSION_FAILED);
+    captured.replay();  // leaves at once
+    captured.synchronize();
+    REQUIRE(session.reset(nullptr) == MKRT_OK);
+  }
+  // Whether something is in flight cannot be known any more.
+  session.cancel();
+  CHECK(captured.wait() == MKRT_ERROR_CANCELLED);
+  REQUIRE(session.reset(nullptr) == MKRT_OK);
+  run(session, request(entry_count));
+  captured.replay();
+  // And goes with its session.
+}
+
+TEST_CASE("each launch of a graph has the deadline of its execute") {
+  Captured captured(request(entry_stuck, 1, MKRT_QUEUE_DYNAMIC, 0, 5 * millisecond));
+  uint64_t reached = 0;
+  mkrt_error error = MKRT_ERROR_INIT;
+  for (int launch = 0; launch < 2; ++launch) {
+    CAPTURE(launch);
+    captured.replay();
+    captured.synchronize();
+    CHECK(captured.on.session->query(&reached, &error) == MKRT_ERROR_DEADLINE);
+    CHECK(error.record == 1);
+    REQUIRE(captured.on.session->reset(nullptr) == MKRT_OK);
+  }
+}
+
 TEST_CASE("weights come from a file as from memory, whether larger or smaller than a block") {
   for (const uint64_t weight_bytes : {4096, 1'048'576, 6'000'000}) {
     for (const uint32_t threads : {1, 4}) {
