@@ -200,15 +200,35 @@ struct PageRing {
   }
 };
 
+// What the weight warp knows of the ring, copied for calls: what is passed by reference lives in memory.
+struct RingState {
+  PageRing next, arriving;
+  uint32_t on_the_way;
+};
+
 // Pages of a tile that are still to be sent for when the fetch warp may take the next one: six pages last as long as it
 // takes to get the next tile's number and record. With four, a token took 5 % longer, eight were as good
 // (PERFORMANCE.md).
 constexpr uint32_t pages_when_next = 6;
 
+// Of traced launches: waits until `ready` or until the `count` pages from `arriving` on have all come. The time of the
+// latter, 0 where `ready` was first.
+template <class Ready>
+__device__ inline uint64_t idle_since(PageRing arriving, uint32_t count, Ready ready) {
+  for (; count != 0; --count, arriving.advance()) {
+    // A page that was sent for always comes.
+    while (!__all_sync(ptx::full_mask, ptx::barrier_test(&shared().page_full[arriving.place], arriving.phase))) {
+      if (ready()) return 0;
+    }
+  }
+  return ready() ? 0 : ptx::time_ns();
+}
+
 // Streams a tile's weights into the ring. `ring` is where the next page goes, `arriving` the oldest page on its way;
-// `most` may be on their way at a time.
+// `most` may be on their way at a time. `traced`: the `sequence`-th tile's stalls are written.
+template <bool traced>
 __device__ inline bool stream_weights(uint32_t place, PageRing& ring, PageRing& arriving, uint32_t& on_the_way,
-                                      uint32_t most, uint64_t policy) {
+                                      uint32_t most, uint64_t policy, uint32_t sequence) {
   const TileSlot& tile = machine::slot(place);
   const LinearShape shape = linear_shape(tile);
   uint32_t left = shape.pages;
@@ -224,8 +244,16 @@ __device__ inline bool stream_weights(uint32_t place, PageRing& ring, PageRing& 
         arriving.advance();
         --on_the_way;
       }
+      uint64_t stall = 0;
+      if constexpr (traced) {
+        stall = idle_since(arriving, on_the_way, [&] {
+          return __all_sync(ptx::full_mask, ptx::barrier_test(&shared().page_free[ring.place], ring.phase ^ 1) &&
+                                                ptx::load_relaxed_block(&shared().signalling) == 0);
+        });
+      }
       if (!machine::wait_warp(&shared().page_free[ring.place], ring.phase ^ 1)) return false;
       if (!machine::let_signal_pass()) return false;
+      if (traced && stall != 0) machine::write_stall(sequence, stall);
       const unsigned char* source =
           weights +
           (static_cast<uint64_t>(row_unit * unit_row_blocks + row_block) * shape.column_blocks + column_block) *

@@ -269,12 +269,23 @@ __device__ inline mkrt_trace_tile& traced_tile(uint32_t sequence) {
 __device__ __noinline__ void write_trace(uint32_t sequence, uint32_t event) {
   if (sequence < launch().trace_tiles && ptx::lane_number() == 0) traced_tile(sequence).time[event] = ptx::time_ns();
 }
+__device__ inline void write_trace_time(uint32_t sequence, uint32_t event, uint64_t time) {
+  if (sequence < launch().trace_tiles && ptx::lane_number() == 0) traced_tile(sequence).time[event] = time;
+}
 __device__ __noinline__ void write_trace_place(uint32_t sequence, uint32_t record, uint32_t step, uint32_t tile) {
   if (sequence >= launch().trace_tiles || ptx::lane_number() != 0) return;
   mkrt_trace_tile& traced = traced_tile(sequence);
   traced.record = record;
   traced.step = step;
   traced.tile = tile;
+}
+// Adds the time from `begin` to now to a tile's stalls.
+__device__ __noinline__ void write_stall(uint32_t sequence, uint64_t begin) {
+  if (sequence >= launch().trace_tiles || ptx::lane_number() != 0) return;
+  uint64_t(&time)[MKRT_TRACE_EVENTS] = traced_tile(sequence).time;
+  const uint64_t before = time[MKRT_TRACE_STALL_END] - time[MKRT_TRACE_STALL_BEGIN];
+  time[MKRT_TRACE_STALL_END] = ptx::time_ns();
+  time[MKRT_TRACE_STALL_BEGIN] = begin - before;
 }
 // Writes the time of an event of the block's `sequence`-th tile; nothing where no trace was asked for.
 __device__ inline void trace(uint32_t sequence, uint32_t event) {

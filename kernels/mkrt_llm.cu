@@ -20,6 +20,38 @@ __device__ inline bool bring_move(uint32_t place, PageRing& ring, PageRing& arri
 #endif
 }
 
+// Of traced launches, whose registers are no others' concern.
+__device__ __noinline__ bool stream_traced(const machine::Walk& walk, RingState& out_state, uint32_t most,
+                                           uint64_t policy) {
+  RingState state = out_state;
+  const bool going =
+      stream_weights<true>(walk.place(), state.next, state.arriving, state.on_the_way, most, policy, walk.sequence);
+  out_state = state;
+  return going;
+}
+__device__ inline bool stream(const machine::Walk& walk, PageRing& ring, PageRing& arriving, uint32_t& on_the_way,
+                              uint32_t most, uint64_t policy) {
+  if (launch().trace == 0) {
+    return stream_weights<false>(walk.place(), ring, arriving, on_the_way, most, policy, walk.sequence);
+  }
+  RingState state{ring, arriving, on_the_way};
+  const bool going = stream_traced(walk, state, most, policy);
+  ring = state.next;
+  arriving = state.arriving;
+  on_the_way = state.on_the_way;
+  return going;
+}
+
+// Of traced launches: whether no weights are on their way while the weight warp waits for its next tile, and since
+// when; an event of the tile before, because a next one may never come.
+__device__ __noinline__ void trace_drained(machine::Walk walk, PageRing arriving, uint32_t on_the_way) {
+  if (walk.sequence == 0) return;
+  const uint64_t time = idle_since(arriving, on_the_way, [&] {
+    return __all_sync(ptx::full_mask, ptx::barrier_test(&shared().slot_full[walk.place()], walk.phase()));
+  });
+  if (time != 0) machine::write_trace_time(walk.sequence - 1, MKRT_TRACE_DRAINED, time);
+}
+
 __device__ void weight_role() {
   machine::Walk walk;
   PageRing ring;
@@ -28,14 +60,17 @@ __device__ void weight_role() {
   // In a register: looked up for each page it cost 1 % of a token (PERFORMANCE.md).
   const uint32_t most = launch().outstanding_pages;
   const uint64_t policy = ptx::evict_first_policy();
-  for (; walk.next(); walk.release()) {
+  for (;; walk.release()) {
+    if (launch().trace != 0) trace_drained(walk, arriving, on_the_way);
+    if (!walk.next()) break;
     const TileSlot& tile = machine::slot(walk.place());
     machine::trace(walk.sequence, MKRT_TRACE_WEIGHTS_BEGIN);
     if (is_linear(tile.record.opcode)) {
-      if (!stream_weights(walk.place(), ring, arriving, on_the_way, most, policy)) break;
+      if (!stream(walk, ring, arriving, on_the_way, most, policy)) break;
     } else if (move_pages(walk.place()) == 0) {
       // Nothing to stream: the next tile's weights may come while this one waits for its inputs.
       machine::tile_begun(walk.place());
+      continue;
     } else if (!bring_move(walk.place(), ring, arriving, on_the_way)) {
       break;
     }

@@ -109,12 +109,6 @@ struct Sum {
 // -------------------------------------------------------------------------------
 
 #if MKRT_BULK_COPY
-// What the weight warp knows of the ring; copied for the call, because what is passed by reference lives in memory.
-struct RingState {
-  PageRing next, arriving;
-  uint32_t on_the_way;
-};
-
 // Pages between two looks at the abort word: 1 MB, some 20 us at the rate of a link, and far less of looking.
 constexpr uint32_t pages_between_looks = 64;
 

@@ -612,8 +612,8 @@ MKRT_API mkrt_status mkrt_session_cancel(mkrt_session* session, mkrt_error* out_
 /* What happened to a tile and when: indices of mkrt_trace_tile.time, in the order in which they come. Since 0.1. */
 enum {
   MKRT_TRACE_FETCHED = 0,       /* its number was known and there was room for it */
-  MKRT_TRACE_WEIGHTS_BEGIN = 1, /* its weights were asked for */
-  MKRT_TRACE_WEIGHTS_END = 2,   /* the last of them was on its way */
+  MKRT_TRACE_WEIGHTS_BEGIN = 1, /* the worker came to its weights, whether it has any or not */
+  MKRT_TRACE_WEIGHTS_END = 2,   /* the last of them was on its way; 0 where it has none */
   MKRT_TRACE_WAIT_BEGIN = 3,    /* the worker came to its waits */
   MKRT_TRACE_WAIT_END = 4,      /* its counters were reached */
   MKRT_TRACE_INPUTS = 5,        /* its inputs were there */
@@ -622,7 +622,11 @@ enum {
   MKRT_TRACE_STORE_BEGIN = 8,   /* its sums were there */
   MKRT_TRACE_STORE_END = 9,     /* its results were stored */
   MKRT_TRACE_SIGNALLED = 10,    /* its signals were sent, or left to the worker's next tile */
-  MKRT_TRACE_EVENTS = 14        /* room for more */
+  /* Not in this order: when no weights were on their way to the worker. */
+  MKRT_TRACE_DRAINED = 11,     /* all that were asked for had come, and the worker had no next tile to ask for */
+  MKRT_TRACE_STALL_BEGIN = 12, /* until STALL_END all had come, and the worker could not ask for more of this tile's; */
+  MKRT_TRACE_STALL_END = 13,   /* of several such times it is the last one's end, and the difference their sum */
+  MKRT_TRACE_EVENTS = 14
 };
 /* One tile of a trace. Times are nanoseconds of the device's clock, 0 for what does not happen to the tile. The device
  * writes arrays of these, so the layout is fixed and has no struct_size. Since 0.1. */
