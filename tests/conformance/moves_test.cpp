@@ -46,7 +46,7 @@ Move f32_sum(const char* in, const char* out) { return {"reduce_f32", in, out, 4
 }  // namespace
 
 TEST_CASE("copies, gathers and sums are right on 1, 2, 3, 4 and 8 ranks, for every type, size and number of SMs") {
-  for (const uint32_t ranks : {1, 2, 3, 4, 8}) check_moves(host_ranks(ranks), 600);
+  for (const uint32_t ranks : {1, 2, 3, 4, 8}) check_moves(host_ranks(ranks), 1024);
 }
 
 TEST_CASE("records that move data follow each other across ranks and steps as counters say") {
