@@ -120,13 +120,13 @@ void SharedSession::publish(const mkrt_error& error, const Turn::Place& place) n
   const Report report{error, place};
   std::array<uint64_t, report_words> words{};
   std::memcpy(words.data(), &report, sizeof(report));
-  // Who still reads the report of an earlier generation must notice: the number goes first. Pairs with the fence there.
+  // The number goes first, and each word with release: who still reads the report of an earlier generation and finds a
+  // new word finds the number changed. Pairs with the acquire of words in report_of.
   std::atomic_ref(own.reported).store(0, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
   for (size_t i = 0; i < words.size(); ++i) {
-    std::atomic_ref(own.report[i]).store(words[i], std::memory_order_relaxed);
+    std::atomic_ref(own.report[i]).store(words[i], std::memory_order_release);
   }
-  // Release: pairs with report_of.
+  // Release: who sees the number sees all words. Pairs with the acquire of it in report_of.
   std::atomic_ref(own.reported).store(generation_ + 1, std::memory_order_release);
 }
 
@@ -191,9 +191,8 @@ std::optional<SharedSession::Report> SharedSession::report_of(uint32_t process) 
   const State& theirs = state(process);
   if (load(theirs.reported, std::memory_order_acquire) != generation_ + 1) return {};  // pairs with `publish`
   std::array<uint64_t, report_words> words{};
-  for (size_t i = 0; i < words.size(); ++i) words[i] = load(theirs.report[i], std::memory_order_relaxed);
+  for (size_t i = 0; i < words.size(); ++i) words[i] = load(theirs.report[i], std::memory_order_acquire);
   // A process that was reset meanwhile may have written another one over it.
-  std::atomic_thread_fence(std::memory_order_acquire);
   if (load(theirs.reported, std::memory_order_relaxed) != generation_ + 1) return {};
   Report report;
   std::memcpy(static_cast<void*>(&report), words.data(), sizeof(report));

@@ -51,12 +51,13 @@ TEST_CASE("no tile runs before all processes have begun, and nobody has ended be
   const Stage stage;
   const auto in_process = [&](uint32_t number, const Speaker& speaker) {
     const mkrt::Runtime runtime(package.runtime_desc());
-    const mkrt::Exchange exchange(runtime, address, number, 2);
+    mkrt::Exchange exchange(runtime, address, number, 2);
     const mkrt_process_extension extension = exchange.extension();
     mkrt::RankOptions rank;
     rank.kind = MKRT_DEVICE_HOST;
     rank.worker_count = 2;
     const mkrt::Mesh mesh(runtime, mkrt::Span<const mkrt::RankOptions>(&rank, 1), &extension.base);
+    exchange.close();  // the mesh keeps what it needs
     const mkrt::Program program(runtime, package.folder.path());
     const mkrt::Executable executable(program, mesh);
     mkrt::Session session(executable);
