@@ -68,6 +68,8 @@ TEST_CASE("constants have the values of cuda.h") {
   CHECK(int{granularity_recommended} == CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
   CHECK(int{function_max_threads_per_block} == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
   CHECK(int{function_max_dynamic_shared_bytes} == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+  CHECK(int{capture_relaxed} == CU_STREAM_CAPTURE_MODE_RELAXED);
+  CHECK(int{capture_none} == CU_STREAM_CAPTURE_STATUS_NONE);
   CHECK(stream_non_blocking == CU_STREAM_NON_BLOCKING);
   CHECK(host_memory_portable == CU_MEMHOSTALLOC_PORTABLE);
   CHECK(host_memory_mapped == CU_MEMHOSTALLOC_DEVICEMAP);
