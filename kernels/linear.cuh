@@ -607,14 +607,14 @@ __device__ void leave_sums(const LinearShape& shape, const ConsumerState& state,
   ptx::async_copies_wait();
 }
 
-template <uint32_t halves>
+template <uint32_t halves, bool traced>
 __device__ bool consume_linear(const TileSlot& tile, const LinearShape& shape, ConsumerState& state) {
   BlockSums sums[halves][unit_row_blocks];
   return for_each_unit(shape, [&](uint32_t row_unit, uint32_t column_unit, bool fresh) {
     const uint32_t row_blocks = min(unit_row_blocks, shape.row_blocks - row_unit * unit_row_blocks);
     if (fresh) {
       if (!take_inputs(state)) return false;
-      if (state.warp == 0) machine::trace(state.sequence, MKRT_TRACE_INPUTS);
+      if (state.warp == 0) machine::trace<traced>(state.sequence, MKRT_TRACE_INPUTS);
     }
     if (column_unit == 0) {
 #pragma unroll
@@ -631,7 +631,7 @@ __device__ bool consume_linear(const TileSlot& tile, const LinearShape& shape, C
     if (fresh) {
       const float squares = split_activations(shape, buffer, column_unit, state.warp);
       state.squares = column_unit == 0 ? squares : state.squares + squares;
-      if (state.warp == 0) machine::trace(state.sequence, MKRT_TRACE_PREPARED);
+      if (state.warp == 0) machine::trace<traced>(state.sequence, MKRT_TRACE_PREPARED);
     }
     const uint32_t unit_blocks = min(shape.column_blocks - column_unit * (shape.columns_per_unit / block_columns),
                                      shape.columns_per_unit / block_columns);
@@ -642,7 +642,7 @@ __device__ bool consume_linear(const TileSlot& tile, const LinearShape& shape, C
       if (!going) return false;
     }
     if (column_unit + 1 != shape.column_units) return true;
-    if (state.warp == 0) machine::trace(state.sequence, MKRT_TRACE_CONSUMED);
+    if (state.warp == 0) machine::trace<traced>(state.sequence, MKRT_TRACE_CONSUMED);
     leave_sums<halves>(shape, state, sums, row_blocks);
     end_partial(state);
     return true;

@@ -287,9 +287,11 @@ __device__ __noinline__ void write_stall(uint32_t sequence, uint64_t begin) {
   time[MKRT_TRACE_STALL_END] = ptx::time_ns();
   time[MKRT_TRACE_STALL_BEGIN] = begin - before;
 }
-// Writes the time of an event of the block's `sequence`-th tile; nothing where no trace was asked for.
+// Writes the time of an event of the block's `sequence`-th tile, in kernels that are built to trace. Others do not even
+// ask whether to: that took 4 % of a token (PERFORMANCE.md).
+template <bool traced>
 __device__ inline void trace(uint32_t sequence, uint32_t event) {
-  if (launch().trace != 0) write_trace(sequence, event);
+  if constexpr (traced) write_trace(sequence, event);
 }
 
 // ---- a tile's operands, waits and signals -------------------------------------------------------------------------
@@ -554,7 +556,7 @@ static_assert(MKRT_RECORD_OPERANDS <= 16 && MKRT_RECORD_WAITS <= 8 && MKRT_RECOR
 //
 // `prepare(slot number)` lets the instruction set fill a decoded slot's `prepared`: what every role would otherwise
 // work out between two tiles, one instruction after the other.
-template <class Prepare>
+template <bool traced, class Prepare>
 __device__ void fetch_role(Prepare prepare) {
   const bool dynamic = launch().queue_mode == MKRT_QUEUE_DYNAMIC;
   const uint32_t tiles_per_step = shared().first_tile[launch().record_count];
@@ -601,8 +603,8 @@ __device__ void fetch_role(Prepare prepare) {
       slot.epoch = shared().epoch + step;
       slot.number = in_record;
     }
-    if (launch().trace != 0) write_trace_place(sequence, cursor, step, in_record);
-    trace(sequence, MKRT_TRACE_FETCHED);
+    if constexpr (traced) write_trace_place(sequence, cursor, step, in_record);
+    trace<traced>(sequence, MKRT_TRACE_FETCHED);
     bring_record(slot, reinterpret_cast<const mkrt_record*>(launch().records) + cursor,
                  &shared().record_full[ring.place]);
     // A record always arrives.

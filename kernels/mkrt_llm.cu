@@ -20,28 +20,6 @@ __device__ inline bool bring_move(uint32_t place, PageRing& ring, PageRing& arri
 #endif
 }
 
-// Of traced launches, whose registers are no others' concern.
-__device__ __noinline__ bool stream_traced(const machine::Walk& walk, RingState& out_state, uint32_t most,
-                                           uint64_t policy) {
-  RingState state = out_state;
-  const bool going =
-      stream_weights<true>(walk.place(), state.next, state.arriving, state.on_the_way, most, policy, walk.sequence);
-  out_state = state;
-  return going;
-}
-__device__ inline bool stream(const machine::Walk& walk, PageRing& ring, PageRing& arriving, uint32_t& on_the_way,
-                              uint32_t most, uint64_t policy) {
-  if (launch().trace == 0) {
-    return stream_weights<false>(walk.place(), ring, arriving, on_the_way, most, policy, walk.sequence);
-  }
-  RingState state{ring, arriving, on_the_way};
-  const bool going = stream_traced(walk, state, most, policy);
-  ring = state.next;
-  arriving = state.arriving;
-  on_the_way = state.on_the_way;
-  return going;
-}
-
 // Of traced launches: whether no weights are on their way while the weight warp waits for its next tile, and since
 // when; an event of the tile before, because a next one may never come.
 __device__ __noinline__ void trace_drained(machine::Walk walk, PageRing arriving, uint32_t on_the_way) {
@@ -52,6 +30,7 @@ __device__ __noinline__ void trace_drained(machine::Walk walk, PageRing arriving
   if (time != 0) machine::write_trace_time(walk.sequence - 1, MKRT_TRACE_DRAINED, time);
 }
 
+template <bool traced>
 __device__ void weight_role() {
   machine::Walk walk;
   PageRing ring;
@@ -61,12 +40,12 @@ __device__ void weight_role() {
   const uint32_t most = launch().outstanding_pages;
   const uint64_t policy = ptx::evict_first_policy();
   for (;; walk.release()) {
-    if (launch().trace != 0) trace_drained(walk, arriving, on_the_way);
+    if constexpr (traced) trace_drained(walk, arriving, on_the_way);
     if (!walk.next()) break;
     const TileSlot& tile = machine::slot(walk.place());
-    machine::trace(walk.sequence, MKRT_TRACE_WEIGHTS_BEGIN);
+    machine::trace<traced>(walk.sequence, MKRT_TRACE_WEIGHTS_BEGIN);
     if (is_linear(tile.record.opcode)) {
-      if (!stream(walk, ring, arriving, on_the_way, most, policy)) break;
+      if (!stream_weights<traced>(walk.place(), ring, arriving, on_the_way, most, policy, walk.sequence)) break;
     } else if (move_pages(walk.place()) == 0) {
       // Nothing to stream: the next tile's weights may come while this one waits for its inputs.
       machine::tile_begun(walk.place());
@@ -74,7 +53,7 @@ __device__ void weight_role() {
     } else if (!bring_move(walk.place(), ring, arriving, on_the_way)) {
       break;
     }
-    machine::trace(walk.sequence, MKRT_TRACE_WEIGHTS_END);
+    machine::trace<traced>(walk.sequence, MKRT_TRACE_WEIGHTS_END);
   }
   // Nothing may arrive in the shared memory of a block that has left.
   for (; on_the_way != 0; --on_the_way) {
@@ -85,6 +64,7 @@ __device__ void weight_role() {
 }
 
 // Waits for a tile's counters, once, however many units it has.
+template <bool traced>
 struct CounterWait {
   uint32_t place;
   uint32_t sequence;
@@ -93,7 +73,7 @@ struct CounterWait {
   __device__ bool operator()() {
     if (waited) return true;
     waited = machine::wait_all_counters(place);
-    machine::trace(sequence, MKRT_TRACE_WAIT_END);
+    machine::trace<traced>(sequence, MKRT_TRACE_WAIT_END);
     return waited;
   }
 };
@@ -108,7 +88,8 @@ __device__ inline bool begin_load(InputLoads& inputs) {
 
 // Brings in the inputs of a tile. A load that was announced is finished even when the block is leaving, so that its
 // barrier completes. False when the block is leaving.
-__device__ inline bool bring_tile(const TileSlot& tile, InputLoads& inputs, int32_t& position, CounterWait& wait) {
+template <class Wait>
+__device__ inline bool bring_tile(const TileSlot& tile, InputLoads& inputs, int32_t& position, Wait& wait) {
   if (tile.record.opcode == isa::opcode_attention) {
     return bring_attention(
         tile, inputs, position, [&]() { return begin_load(inputs); }, wait);
@@ -132,14 +113,15 @@ __device__ inline bool bring_tile(const TileSlot& tile, InputLoads& inputs, int3
   });
 }
 
+template <bool traced>
 __device__ void activation_role() {
   machine::Walk walk;
   InputLoads inputs;
   int32_t position = no_position;  // of the last attention tile
   if (!machine::wait_for_ranks_to_begin()) return;
   for (; walk.next(); walk.release()) {
-    machine::trace(walk.sequence, MKRT_TRACE_WAIT_BEGIN);
-    CounterWait wait{walk.place(), walk.sequence};
+    machine::trace<traced>(walk.sequence, MKRT_TRACE_WAIT_BEGIN);
+    CounterWait<traced> wait{walk.place(), walk.sequence};
     if (!bring_tile(machine::slot(walk.place()), inputs, position, wait)) break;
   }
   // Nothing may arrive in the shared memory of a block that has left.
@@ -150,10 +132,11 @@ __device__ void activation_role() {
 }
 
 // A tile of an instruction without weights. False when the block is leaving.
+template <bool traced>
 __device__ bool consume_small(uint32_t place, ConsumerState& state) {
   const TileSlot& tile = machine::slot(place);
   if (!take_inputs(state) || !begin_partial(state)) return false;
-  if (state.warp == 0) machine::trace(state.sequence, MKRT_TRACE_INPUTS);
+  if (state.warp == 0) machine::trace<traced>(state.sequence, MKRT_TRACE_INPUTS);
   uint32_t outcome = done;
   switch (tile.record.opcode) {
     case isa::opcode_embed: outcome = embed(place); break;
@@ -171,39 +154,42 @@ __device__ bool consume_small(uint32_t place, ConsumerState& state) {
     if (outcome != leaving && threadIdx.x == 0) machine::give_up(place, MKRT_ERROR_FAULT, 0, 0, 0, outcome, 0);
     return false;
   }
-  if (state.warp == 0) machine::trace(state.sequence, MKRT_TRACE_CONSUMED);
+  if (state.warp == 0) machine::trace<traced>(state.sequence, MKRT_TRACE_CONSUMED);
   end_partial(state);
   return true;
 }
 
 // More than eight sequences need twice the sums: in a function of its own, so that its registers are no others'
 // concern.
+template <bool traced>
 __device__ __noinline__ bool consume_linear_wide(uint32_t place, ConsumerState& out_state) {
   ConsumerState state = out_state;
-  const bool going = consume_linear<2>(machine::slot(place), linear_shape(machine::slot(place)), state);
+  const bool going = consume_linear<2, traced>(machine::slot(place), linear_shape(machine::slot(place)), state);
   out_state = state;
   return going;
 }
 
+template <bool traced>
 __device__ inline bool consume_tile(uint32_t place, ConsumerState& state) {
   const TileSlot& tile = machine::slot(place);
-  if (!is_linear(tile.record.opcode)) return consume_small(place, state);
+  if (!is_linear(tile.record.opcode)) return consume_small<traced>(place, state);
   const LinearShape shape = linear_shape(tile);
-  if (shape.batch <= 8) return consume_linear<1>(tile, shape, state);
+  if (shape.batch <= 8) return consume_linear<1, traced>(tile, shape, state);
   // What is passed by reference lives in memory; a copy of the state may.
   ConsumerState copy = state;
-  const bool going = consume_linear_wide(place, copy);
+  const bool going = consume_linear_wide<traced>(place, copy);
   state = copy;
   return going;
 }
 
+template <bool traced>
 __device__ void consumer_role(uint32_t warp) {
   machine::Walk walk;
   ConsumerState state;
   state.warp = warp;
   for (; walk.next(); walk.release()) {
     state.sequence = walk.sequence;
-    if (!consume_tile(walk.place(), state)) break;
+    if (!consume_tile<traced>(walk.place(), state)) break;
   }
   // Nothing may arrive in the shared memory of a block that has left.
   ptx::async_copies_wait();
@@ -223,7 +209,7 @@ __device__ Next look_ahead(const machine::Walk& walk) {
 
 // Stores a product's units. `partials` counts the units of all tiles; `signals`: what the tile stored is signalled
 // next. False when the block is leaving.
-template <uint32_t sequences>
+template <uint32_t sequences, bool traced>
 __device__ bool store_units(uint32_t place, uint32_t tile_sequence, uint32_t& partials, bool signals) {
   const LinearShape shape = linear_shape(machine::slot(place));
   const StorePlan plan = plan_store(machine::slot(place), shape);
@@ -233,7 +219,7 @@ __device__ bool store_units(uint32_t place, uint32_t tile_sequence, uint32_t& pa
     const uint32_t number = partials & 1;
     if (!machine::wait_warp(&shared().partial_full[number], (partials >> 1) & 1)) return false;
     if (signals && unit + 1 == shape.row_units) ptx::store_relaxed_block(&shared().signalling, 1);
-    machine::trace(tile_sequence, MKRT_TRACE_STORE_BEGIN);
+    machine::trace<traced>(tile_sequence, MKRT_TRACE_STORE_BEGIN);
     store_unit<sequences>(place, plan, shape, number, unit, best);
     __syncwarp();
     if (ptx::arrives()) ptx::barrier_arrive(&shared().partial_free[number]);
@@ -242,22 +228,25 @@ __device__ bool store_units(uint32_t place, uint32_t tile_sequence, uint32_t& pa
 }
 
 // Results of other instructions were stored by the consumers.
+template <bool traced>
 __device__ bool store_nothing_more(uint32_t tile_sequence, uint32_t& partials) {
   const uint32_t number = partials & 1;
   if (!machine::wait_warp(&shared().partial_full[number], (partials >> 1) & 1)) return false;
-  machine::trace(tile_sequence, MKRT_TRACE_STORE_BEGIN);
+  machine::trace<traced>(tile_sequence, MKRT_TRACE_STORE_BEGIN);
   if (ptx::arrives()) ptx::barrier_arrive(&shared().partial_free[number]);
   ++partials;
   return true;
 }
 
+template <bool traced>
 __device__ bool store_tile(uint32_t place, uint32_t tile_sequence, uint32_t& partials, bool signals) {
   const TileSlot& tile = machine::slot(place);
-  if (!is_linear(tile.record.opcode)) return store_nothing_more(tile_sequence, partials);
-  if (linear_shape(tile).batch <= 8) return store_units<8>(place, tile_sequence, partials, signals);
-  return store_units<16>(place, tile_sequence, partials, signals);
+  if (!is_linear(tile.record.opcode)) return store_nothing_more<traced>(tile_sequence, partials);
+  if (linear_shape(tile).batch <= 8) return store_units<8, traced>(place, tile_sequence, partials, signals);
+  return store_units<16, traced>(place, tile_sequence, partials, signals);
 }
 
+template <bool traced>
 __device__ void store_role() {
   machine::Walk walk;
   machine::PendingSignal pending;
@@ -266,12 +255,12 @@ __device__ void store_role() {
     const machine::SignalPlan plan = machine::plan_signal(machine::slot(walk.place()));
     // Looked up early, where nobody waits for it.
     Next next = look_ahead(walk);
-    if (!store_tile(walk.place(), walk.sequence, partials, next != Next::alike)) return;
-    machine::trace(walk.sequence, MKRT_TRACE_STORE_END);
+    if (!store_tile<traced>(walk.place(), walk.sequence, partials, next != Next::alike)) return;
+    machine::trace<traced>(walk.sequence, MKRT_TRACE_STORE_END);
     if (next == Next::unknown) next = look_ahead(walk);
     machine::signal_tile(walk.place(), plan, pending, next == Next::alike);
     ptx::store_relaxed_block(&shared().signalling, 0);
-    machine::trace(walk.sequence, MKRT_TRACE_SIGNALLED);
+    machine::trace<traced>(walk.sequence, MKRT_TRACE_SIGNALLED);
   }
 }
 
@@ -309,6 +298,30 @@ constexpr mkrt_image_info image_info() {
 }
 static_assert(isa::opcode_count <= MKRT_IMAGE_OPCODES);
 
+// What a block does, from its first instruction to its last.
+template <bool traced>
+__device__ __forceinline__ void run(const mkrt_launch& launch) {
+  machine::start_block(launch);
+  const uint32_t warp = threadIdx.x / 32;
+  if (warp < machine::consumer_warps) {
+    consumer_role<traced>(warp);
+  } else if (warp == machine::fetch_warp) {
+    InputOwner owner;
+    machine::fetch_role<traced>([&](uint32_t place) {
+      prepare_linear(place, owner);
+      if (machine::slot(place).record.opcode == isa::opcode_attention) prepare_attention(place);
+      if (is_move(machine::slot(place).record.opcode)) prepare_move(place);
+    });
+  } else if (warp == machine::weight_warp) {
+    weight_role<traced>();
+  } else if (warp == machine::activation_warp) {
+    activation_role<traced>();
+  } else {
+    store_role<traced>();
+  }
+  machine::finish_block();
+}
+
 }  // namespace mkrt::llm
 
 extern "C" {
@@ -317,26 +330,12 @@ __device__ __constant__ mkrt_image_info mkrt_image = mkrt::llm::image_info();
 
 __global__ void __launch_bounds__(mkrt::machine::block_threads, 1)
     mkrt_run(const __grid_constant__ mkrt_launch launch) {
-  using namespace mkrt;
-  machine::start_block(launch);
-  const uint32_t warp = threadIdx.x / 32;
-  if (warp < machine::consumer_warps) {
-    llm::consumer_role(warp);
-  } else if (warp == machine::fetch_warp) {
-    llm::InputOwner owner;
-    machine::fetch_role([&](uint32_t place) {
-      llm::prepare_linear(place, owner);
-      if (machine::slot(place).record.opcode == llm::isa::opcode_attention) llm::prepare_attention(place);
-      if (llm::is_move(machine::slot(place).record.opcode)) llm::prepare_move(place);
-    });
-  } else if (warp == machine::weight_warp) {
-    llm::weight_role();
-  } else if (warp == machine::activation_warp) {
-    llm::activation_role();
-  } else {
-    llm::store_role();
-  }
-  machine::finish_block();
+  mkrt::llm::run</*traced=*/false>(launch);
+}
+
+__global__ void __launch_bounds__(mkrt::machine::block_threads, 1)
+    mkrt_run_traced(const __grid_constant__ mkrt_launch launch) {
+  mkrt::llm::run</*traced=*/true>(launch);
 }
 
 }  // extern "C"

@@ -133,13 +133,14 @@ LoadedImage::LoadedImage(std::shared_ptr<const DeviceContext> context, const pac
   driver.check(driver.device_attribute(&major, attribute_compute_major, context_->device()), "ask for the capability");
   driver.check(driver.device_attribute(&minor, attribute_compute_minor, context_->device()), "ask for the capability");
   const package::Image& image = choose_image(program, major, minor);
+  name_ = image.file;
   const base::MappedFile file(program.path + "/" + image.file);
   // PTX is text that the driver reads up to a zero byte, which a mapped file does not promise.
   std::vector<char> bytes(file.bytes().size() + 1);
   std::memcpy(bytes.data(), file.bytes().data(), file.bytes().size());
   driver.check(driver.module_load(&module_, bytes.data()), base::text("load the image ", base::quoted(image.file)));
   try {
-    check(program, image.file);
+    check(program);
   } catch (...) {
     driver.module_unload(module_);
     throw;
@@ -151,11 +152,8 @@ LoadedImage::~LoadedImage() {
   context_->driver().module_unload(module_);
 }
 
-void LoadedImage::check(const package::Program& program, const std::string& file) {
+void LoadedImage::check(const package::Program& program) {
   const Driver& driver = context_->driver();
-  const auto refuse = [&](const std::string& why) {
-    throw base::Failure(MKRT_ERROR_UNSUPPORTED, base::text("image ", base::quoted(file), " ", why));
-  };
   DevicePointer address = 0;
   size_t size = 0;
   const Result found = driver.module_global(&address, &size, module_, "mkrt_image");
@@ -181,9 +179,7 @@ void LoadedImage::check(const package::Program& program, const std::string& file
       info_.maximum_pages < info_.preferred_pages) {
     refuse("asks for an impossible ring of pages");
   }
-  const Result kernel_found = driver.module_function(&kernel_, module_, "mkrt_run");
-  if (kernel_found == result_not_found) refuse("has no kernel mkrt_run");
-  driver.check(kernel_found, "look for mkrt_run");
+  find_kernels();
   int threads = 0;
   driver.check(driver.function_attribute(&threads, function_max_threads_per_block, kernel_), "ask for the block size");
   if (info_.block_size > static_cast<uint32_t>(threads)) {
@@ -193,9 +189,29 @@ void LoadedImage::check(const package::Program& program, const std::string& file
   driver.check(driver.device_attribute(&available, attribute_shared_memory_per_block_optin, context_->device()),
                "ask for the shared memory of a block");
   shared_memory_ = plan_shared_memory(program, info_, static_cast<uint32_t>(available));
-  driver.check(driver.function_set_attribute(kernel_, function_max_dynamic_shared_bytes,
-                                             static_cast<int>(shared_memory_.total_bytes)),
-               base::text("get ", shared_memory_.total_bytes, " bytes of shared memory for a block"));
+  for (const Function kernel : {kernel_, traced_kernel_}) {
+    if (kernel == nullptr) continue;
+    driver.check(driver.function_set_attribute(kernel, function_max_dynamic_shared_bytes,
+                                               static_cast<int>(shared_memory_.total_bytes)),
+                 base::text("get ", shared_memory_.total_bytes, " bytes of shared memory for a block"));
+  }
+}
+
+void LoadedImage::find_kernels() {
+  const Driver& driver = context_->driver();
+  const Result found = driver.module_function(&kernel_, module_, "mkrt_run");
+  if (found == result_not_found) refuse("has no kernel mkrt_run");
+  driver.check(found, "look for mkrt_run");
+  const Result traced_found = driver.module_function(&traced_kernel_, module_, "mkrt_run_traced");
+  if (traced_found == result_not_found) {
+    traced_kernel_ = nullptr;  // whatever the driver left there
+  } else {
+    driver.check(traced_found, "look for mkrt_run_traced");
+  }
+}
+
+void LoadedImage::refuse(const std::string& why) const {
+  throw base::Failure(MKRT_ERROR_UNSUPPORTED, base::text("image ", base::quoted(name_), " ", why));
 }
 
 }  // namespace mkrt::cuda

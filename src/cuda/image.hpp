@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "cuda/context.hpp"
@@ -39,15 +40,21 @@ class LoadedImage {
   ~LoadedImage();
 
   Function kernel() const noexcept { return kernel_; }
+  // For launches that are traced; nullptr where the image has none.
+  Function traced_kernel() const noexcept { return traced_kernel_; }
+  // Throws Failure(UNSUPPORTED): "image "NAME" " and why.
+  [[noreturn]] void refuse(const std::string& why) const;
   const mkrt_image_info& info() const noexcept { return info_; }
   const SharedMemoryPlan& shared_memory() const noexcept { return shared_memory_; }
 
  private:
-  void check(const package::Program& program, const std::string& file);
+  void check(const package::Program& program);
+  void find_kernels();
 
   std::shared_ptr<const DeviceContext> context_;
   Module module_ = nullptr;
-  Function kernel_ = nullptr;
+  Function kernel_ = nullptr, traced_kernel_ = nullptr;
+  std::string name_;
   mkrt_image_info info_{};
   SharedMemoryPlan shared_memory_;
 };

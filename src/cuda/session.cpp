@@ -354,7 +354,8 @@ Result Session::enqueue_launch(const Part& part, const device::ExecuteRequest& r
       if (result != result_success) return result;
     }
   }
-  return driver_.launch(&config, part.image.kernel(), parameters, nullptr);
+  const Function kernel = trace_tiles_ == 0 ? part.image.kernel() : part.image.traced_kernel();
+  return driver_.launch(&config, kernel, parameters, nullptr);
 }
 
 // A rank failed for good: the others are told to leave, and the session fails until it is reset. `cancel_mutex_` is
@@ -542,6 +543,9 @@ void Session::trace(uint32_t tiles_per_worker) {
   set_trace_addresses({});
   trace_memory_.clear();
   if (tiles_per_worker == 0) return;
+  for (const auto& part : parts_) {
+    if (part->image.traced_kernel() == nullptr) part->image.refuse("has no kernel mkrt_run_traced");
+  }
   std::vector<uint64_t> addresses;
   for (uint32_t rank = 0; rank < mesh_.rank_count(); ++rank) {
     const Part& part = part_of(rank);

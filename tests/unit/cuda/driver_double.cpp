@@ -56,7 +56,7 @@ struct ModuleObject {
   DevicePointer info_address = 0;  // 0: it has none
   uint64_t info_size = 0;
   mkrt_image_info info{};
-  std::unique_ptr<FunctionObject> kernel;
+  std::unique_ptr<FunctionObject> kernel, traced_kernel;
 };
 
 struct FunctionObject {
@@ -85,7 +85,7 @@ constexpr uint64_t image_magic = 0x6d6b7274'66616b65;
 struct ImageFile {
   uint64_t magic;
   uint64_t info_size;
-  uint64_t has_info, has_kernel;
+  uint64_t has_info, has_kernel, has_traced_kernel;
   mkrt_image_info info;
 };
 
@@ -929,6 +929,10 @@ class DriverDouble::State {
       module->kernel = std::make_unique<FunctionObject>();
       module->kernel->module = module.get();
     }
+    if (file.has_traced_kernel != 0) {
+      module->traced_kernel = std::make_unique<FunctionObject>();
+      module->traced_kernel->module = module.get();
+    }
     const std::lock_guard lock(mutex_);
     *out = modules_.emplace_back(std::move(module)).get();
     return result_success;
@@ -956,8 +960,12 @@ class DriverDouble::State {
   }
   Result module_function(Function* out, Module module, const char* name) {
     if (!require_module(module, "module_function")) return result_invalid_handle;
-    if (module->kernel == nullptr || std::string(name) != "mkrt_run") return result_not_found;
-    *out = module->kernel.get();
+    const std::string_view wanted = name;
+    FunctionObject* const found = wanted == "mkrt_run"          ? module->kernel.get()
+                                  : wanted == "mkrt_run_traced" ? module->traced_kernel.get()
+                                                                : nullptr;
+    if (found == nullptr) return result_not_found;
+    *out = found;
     return result_success;
   }
   Result module_global(DevicePointer* out, size_t* out_bytes, Module module, const char* name) {
@@ -997,6 +1005,8 @@ class DriverDouble::State {
     seen.shared_memory = config->shared_memory_bytes;
     seen.stream = stream;
     std::memcpy(&seen.parameters, parameters[0], sizeof(mkrt_launch));
+    const bool traces = function == function->module->traced_kernel.get();
+    if (traces != (seen.parameters.trace != 0)) violate("a launch whose kernel traces and trace do not go together");
     const mkrt_host_isa* isa = nullptr;
     Result broken = result_success;
     {
@@ -1179,7 +1189,8 @@ FakeImage::FakeImage(uint64_t isa_fingerprint) {
 }
 
 std::string FakeImage::bytes() const {
-  const ImageFile file{image_magic, info_size, has_info ? 1u : 0u, has_kernel ? 1u : 0u, info};
+  const ImageFile file{image_magic, info_size, has_info ? 1u : 0u, has_kernel ? 1u : 0u, has_traced_kernel ? 1u : 0u,
+                       info};
   return {reinterpret_cast<const char*>(&file), sizeof(file)};
 }
 

@@ -53,6 +53,7 @@ struct FakeImage {
   mkrt_image_info info{};
   bool has_info = true;
   bool has_kernel = true;
+  bool has_traced_kernel = true;
   uint64_t info_size = sizeof(mkrt_image_info);
 
   // An image of this library's launch interface for an instruction set.

@@ -607,6 +607,22 @@ TEST_CASE("a trace has every tile once, in order, and only of the last execute")
   run(session, request(entry_count));
 }
 
+TEST_CASE("a session whose image has no kernel that traces says so, and goes on without") {
+  Gpu gpu;
+  const Work work;
+  FakeImage image(work.program->isa.fingerprint);
+  image.has_traced_kernel = false;
+  work.write_image(image);
+  const OnGpu on(gpu, work);
+  const base::Failure failure = failure_of([&] { on.session->trace(4); });
+  CHECK(failure.status() == MKRT_ERROR_UNSUPPORTED);
+  CHECK(failure.message().find("has no kernel mkrt_run_traced") != std::string::npos);
+  on.session->trace(0);
+  mkrt_trace_tile tile{};
+  CHECK(on.session->read_trace(0, 1, &tile, nullptr) == MKRT_ERROR_ARGUMENT);
+  run(*on.session, request(entry_step, 2));
+}
+
 TEST_CASE("a program with more records than a launch has room for is refused") {
   Gpu gpu;
   host::test::ScheduleBuilder builder;
