@@ -52,9 +52,51 @@ class Stranger {
     }
     ::sendmsg(socket_, &message, MSG_NOSIGNAL);
   }
+  void hear() const {
+    char heard[4096];
+    CHECK(::recv(socket_, heard, sizeof(heard), 0) > 0);
+  }
 
  private:
   int socket_;
+};
+
+// Somebody who listens where process 0 should.
+class FalseHub {
+ public:
+  explicit FalseHub(const std::string& address) : listener_(::socket(AF_UNIX, SOCK_SEQPACKET, 0)) {
+    sockaddr_un name{};
+    name.sun_family = AF_UNIX;
+    std::memcpy(name.sun_path, address.data(), address.size());
+    name.sun_path[0] = '\0';
+    const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + address.size());
+    REQUIRE(::bind(listener_, reinterpret_cast<sockaddr*>(&name), size) == 0);
+    REQUIRE(::listen(listener_, 8) == 0);
+  }
+  FalseHub(const FalseHub&) = delete;
+  FalseHub& operator=(const FalseHub&) = delete;
+  ~FalseHub() {
+    hang_up();
+    ::close(listener_);
+  }
+  // Takes the next one that comes and what it says first.
+  void accept() {
+    socket_ = ::accept(listener_, nullptr, nullptr);
+    hear();
+  }
+  void hear() const {
+    char heard[4096];
+    CHECK(::recv(socket_, heard, sizeof(heard), 0) > 0);
+  }
+  void say(const void* data, size_t size) const { ::send(socket_, data, size, MSG_NOSIGNAL); }
+  void hang_up() {
+    if (socket_ >= 0) ::close(socket_);
+    socket_ = -1;
+  }
+
+ private:
+  int listener_;
+  int socket_ = -1;
 };
 
 // The header of a hello, as the protocol has it.
@@ -255,6 +297,117 @@ TEST_CASE("a number that is taken, or another number of processes, is refused wi
   CHECK(missing.has("process 2 did not come"));
   CHECK(missing.has("one that came was turned away"));
   CHECK(first[0]->hear<Outcome>().error.status == MKRT_ERROR_PEER);
+}
+
+TEST_CASE("who comes to a listener that is silent, says garbage or goes away gets a status") {
+  enum Fault : uint32_t { silent, gone, garbage, small, other };
+  for (const uint32_t fault : {silent, gone, garbage, small, other}) {
+    CAPTURE(fault);
+    const std::string address = new_address();
+    FalseHub hub(address);
+    Process client([&](const Speaker& speaker) { speaker.say(connect(address, 1, 2, 200ms)); });
+    hub.accept();
+    Hello answer;
+    answer.kind = fault == other ? 4 : 2;
+    const std::vector<char> noise(3000, '\x7f');
+    if (fault == garbage) hub.say(noise.data(), noise.size());
+    if (fault == small) hub.say(&answer, sizeof(answer) - 1);
+    if (fault == other) hub.say(&answer, sizeof(answer));
+    if (fault == gone) hub.hang_up();
+    const auto outcome = client.hear<Outcome>(5s);
+    CHECK(outcome.error.status == (fault == silent ? MKRT_ERROR_TIMEOUT : MKRT_ERROR_PEER));
+    CHECK(outcome.leaked == 0);
+    CHECK(client.ends_well());
+  }
+}
+
+TEST_CASE("an answer to an all-gather that is none of its kind is a failure, whatever it says") {
+  std::mt19937 random(17);
+  for (int round = 0; round < 60; ++round) {
+    CAPTURE(round);
+    const std::string address = new_address();
+    FalseHub hub(address);
+    Process client([&](const Speaker& speaker) {
+      mkrt::Runtime runtime;
+      const mkrt::Exchange exchange(runtime, address, 1, 2, 10s);
+      std::vector<char> all;
+      std::vector<int32_t> descriptors;
+      Outcome outcome{};
+      outcome.error = MKRT_ERROR_INIT;
+      all_gather(exchange.extension(), {24, -1, 10s}, std::vector<char>(24, 'x'), all, descriptors, &outcome.error);
+      speaker.say(outcome);
+    });
+    hub.accept();
+    Hello welcome;
+    welcome.kind = 2;
+    hub.say(&welcome, sizeof(welcome));
+    hub.hear();
+    // A right answer, header and 48 bytes, with something wrong in it.
+    struct {
+      Hello header;
+      char bytes[48];
+    } answer{};
+    answer.header.kind = 4;
+    answer.header.size = sizeof(answer.bytes);
+    size_t size = sizeof(answer);
+    switch (round % 6) {
+      case 0: answer.header.magic ^= uint64_t{1} << random() % 64; break;
+      case 1: answer.header.kind = random() % 2 == 0 ? 3 : random(); break;
+      case 2: answer.header.sequence = 1 + random() % 100; break;
+      case 3: answer.header.size = random(); break;
+      case 4: answer.header.has_descriptor = 1 + random(); break;  // and none comes
+      default: size = random() % sizeof(answer);
+    }
+    hub.say(&answer, size);
+    if (size == 0) hub.hang_up();
+    CHECK(client.hear<Outcome>(5s).error.status == MKRT_ERROR_PEER);
+    CHECK(client.ends_well());
+  }
+}
+
+TEST_CASE("a process that says garbage in an all-gather fails it for the others, in no time") {
+  std::mt19937 random(23);
+  for (int round = 0; round < 30; ++round) {
+    CAPTURE(round);
+    const std::string address = new_address();
+    Process hub([&](const Speaker& speaker) {
+      mkrt::Runtime runtime;
+      const mkrt::Exchange exchange(runtime, address, 0, 3, 10s);
+      std::vector<char> all;
+      std::vector<int32_t> descriptors;
+      Outcome outcome{};
+      outcome.error = MKRT_ERROR_INIT;
+      const int before = open_descriptors();
+      all_gather(exchange.extension(), {24, -1, 10s}, std::vector<char>(24, 'x'), all, descriptors, &outcome.error);
+      outcome.leaked = std::max(0, open_descriptors() - before);
+      speaker.say(outcome);
+    });
+    Process honest([&](const Speaker& speaker) {
+      mkrt::Runtime runtime;
+      const mkrt::Exchange exchange(runtime, address, 2, 3, 10s);
+      std::vector<char> all;
+      std::vector<int32_t> descriptors;
+      Outcome outcome{};
+      outcome.error = MKRT_ERROR_INIT;
+      all_gather(exchange.extension(), {24, -1, 10s}, std::vector<char>(24, 'x'), all, descriptors, &outcome.error);
+      speaker.say(outcome);
+    });
+    const Stranger liar(address);
+    const Hello hello;
+    liar.say(&hello, sizeof(hello));
+    liar.hear();  // the welcome
+    Hello part;
+    part.kind = round % 3 == 0 ? 3 : random() % 6;
+    part.sequence = round % 3 == 0 ? 1 + random() % 9 : 0;
+    part.size = round % 3 == 1 ? random() : 0;
+    liar.say(&part, round % 3 == 2 ? 1 + random() % 39 : sizeof(part), std::vector<int>(random() % 5, 1));
+    for (Process* process : {&hub, &honest}) {
+      const auto outcome = process->hear<Outcome>(5s);
+      CHECK(outcome.error.status == MKRT_ERROR_PEER);
+      CHECK(outcome.leaked == 0);
+      CHECK(process->ends_well());
+    }
+  }
 }
 
 TEST_CASE("an all-gather in which one is late, gone or out of step fails everywhere, and the exchange with it") {
