@@ -143,18 +143,15 @@ class ShapePackage {
   TemporaryFolder folder_;
 };
 
-// Bytes of weights that a rank's step reads, but for rows of the token table.
-uint64_t step_bytes(const mkrt::Program& program) {
-  uint64_t bytes = 0;
-  const uint32_t records = program.entry_info(0).record_count;
-  for (uint32_t record = 0; record < records; ++record) {
-    const mkrt::RecordInfo info = program.record_info(0, record);
-    if (info.opcode != "embed") bytes += info.bytes_read;
-  }
-  return bytes;
+// Bytes of weights that a rank's step reads: all but the token table, of which it is a row, unless the head is the same
+// table.
+uint64_t step_bytes(const mkrt::Program& program, bool head_is_table) {
+  const mkrt::RecordInfo first = program.record_info(0, 0);
+  const bool left_out = first.opcode == "embed" && !head_is_table;
+  return program.info().weight_bytes - (left_out ? first.bytes_read : 0);
 }
 
-ordered_json time_decoding(const Machine& machine, const std::string& package, uint32_t ranks) {
+ordered_json time_decoding(const Machine& machine, const std::string& package, uint32_t ranks, bool tied) {
   Runner runner(machine, package, ranks);
   const uint32_t context = ShapePackage::context(machine);
   const auto set = [&](const char* tensor, int32_t value) {
@@ -175,7 +172,7 @@ ordered_json time_decoding(const Machine& machine, const std::string& package, u
     runner.session().wait(runner.session().execute(options));
     if (sample >= 0) milliseconds.push_back(seconds_since(begin) * 1e3 / steps);
   }
-  const uint64_t bytes = step_bytes(runner.program());
+  const uint64_t bytes = step_bytes(runner.program(), tied && ranks == 1);
   return {{"ms_per_token", summary(milliseconds)},
           {"weight_bytes_of_a_rank", bytes},
           {"gigabytes_per_second_of_a_rank", static_cast<double>(bytes) / percentile(milliseconds, 0.5) / 1e6}};
@@ -192,6 +189,7 @@ ordered_json measure_decoding(const Machine& machine) {
   ordered_json results = ordered_json::array();
   for (const Shape& shape : shapes(machine)) {
     double alone = 0;
+    const bool tied = shape.config.at("tie_word_embeddings");
     std::vector<uint32_t> counts = {1};
     counts.insert(counts.end(), machine.ranks.begin(), machine.ranks.end());
     for (const uint32_t ranks : counts) {
@@ -200,12 +198,12 @@ ordered_json measure_decoding(const Machine& machine) {
       result["shape"] = shape.name;
       result["layers"] = shape.config.at("num_hidden_layers");
       result["context"] = machine.host() ? 20 : 128;
-      result["decode"] = time_decoding(machine, package.path("across"), ranks);
+      result["decode"] = time_decoding(machine, package.path("across"), ranks, tied);
       const double median = result["decode"]["ms_per_token"]["p50"];
       if (ranks == 1) alone = median;
       result["times_faster_than_one_rank"] = alone / median;
       if (ranks != 1) {
-        result["with_local_edges"] = time_decoding(machine, package.path("local"), ranks);
+        result["with_local_edges"] = time_decoding(machine, package.path("local"), ranks, tied);
         const double local = result["with_local_edges"]["ms_per_token"]["p50"];
         // Two sums a layer, the token's row, the logits and the choice.
         const double exchanges = 2 * shape.config.at("num_hidden_layers").get<double>() + 2;
