@@ -146,9 +146,13 @@ class ShapePackage {
 // Bytes of weights that a rank's step reads: all but the token table, of which it is a row, unless the head is the same
 // table.
 uint64_t step_bytes(const mkrt::Program& program, bool head_is_table) {
-  const mkrt::RecordInfo first = program.record_info(0, 0);
-  const bool left_out = first.opcode == "embed" && !head_is_table;
-  return program.info().weight_bytes - (left_out ? first.bytes_read : 0);
+  uint64_t bytes = program.info().weight_bytes;
+  const uint32_t records = program.entry_info(0).record_count;
+  for (uint32_t record = 0; record < records && !head_is_table; ++record) {
+    const mkrt::RecordInfo info = program.record_info(0, record);
+    if (info.opcode == "embed") bytes -= info.bytes_read;
+  }
+  return bytes;
 }
 
 ordered_json time_decoding(const Machine& machine, const std::string& package, uint32_t ranks, bool tied) {
