@@ -206,10 +206,10 @@ struct RingState {
   uint32_t on_the_way;
 };
 
-// Pages of a tile that are still to be sent for when the fetch warp may take the next one: six pages last as long as it
-// takes to get the next tile's number and record. With four, a token took 5 % longer, eight were as good
+// Pages of a tile that are still to be sent for when the fetch warp may take the next one: eight pages last as long as
+// it takes to get the next tile's number and record. With six a token took 3 % longer, with twelve as long
 // (PERFORMANCE.md).
-constexpr uint32_t pages_when_next = 6;
+constexpr uint32_t pages_when_next = 8;
 
 // Of traced launches: waits until `ready` or until the `count` pages from `arriving` on have all come. The time of the
 // latter, 0 where `ready` was first.
