@@ -36,18 +36,20 @@ void add_tensor(Hash& hash, const package::Tensor& tensor) {
   for (const uint64_t size : tensor.shape) hash.add(size);
 }
 
-// The table of an imagined rank 1, whose share of an operand shows, and whose weights lie apart.
+// The tables of two imagined ranks, whose weights lie apart: an operand's share of a rank shows in the second.
 void add_entry(Hash& hash, const package::Program& program, const package::Entry& entry, const Layout& layout) {
   std::vector<uint64_t> weights;
   for (const package::Tensor& tensor : program.tensors) {
     const uint64_t end = weights.empty() ? 0 : weights.back();
     weights.push_back(end + heap_alignment + tensor.size_bytes);
   }
-  std::vector<mkrt_record> records(entry.records.size());
-  encode_entry(program, entry, layout, {1, 0, weights}, records);
   hash.add(entry.name);
   hash.add(entry.counter_count);
-  hash.add(std::as_bytes(std::span(records)));
+  std::vector<mkrt_record> records(entry.records.size());
+  for (const uint32_t rank : {0u, 1u}) {
+    encode_entry(program, entry, layout, {rank, 0, weights}, records);
+    hash.add(std::as_bytes(std::span(records)));
+  }
 }
 
 }  // namespace
