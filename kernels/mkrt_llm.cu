@@ -145,10 +145,7 @@ __device__ bool consume_small(uint32_t place, ConsumerState& state) {
     case isa::opcode_attention_combine: outcome = attention_combine(place); break;
     case isa::opcode_choose: outcome = choose(place, state.partials & 1); break;
     case isa::opcode_sum_partials: outcome = sum_partials(place); break;
-    default:
-      outcome = move(place, state.pages);
-      state.pages.skip(move_pages(place));
-      break;
+    default: break;
   }
   if (outcome != done) {
     if (outcome != leaving && threadIdx.x == 0) machine::give_up(place, MKRT_ERROR_FAULT, 0, 0, 0, outcome, 0);
@@ -169,15 +166,36 @@ __device__ __noinline__ bool consume_linear_wide(uint32_t place, ConsumerState& 
   return going;
 }
 
+// A tile that moves data between ranks; out of line for the same reason.
+template <bool traced>
+__device__ __noinline__ bool consume_move(uint32_t place, ConsumerState& out_state) {
+  ConsumerState state = out_state;
+  if (!take_inputs(state) || !begin_partial(state)) return false;
+  if (state.warp == 0) machine::trace<traced>(state.sequence, MKRT_TRACE_INPUTS);
+  const uint32_t outcome = move(place, state.pages);
+  if (outcome != done) {
+    if (outcome != leaving && threadIdx.x == 0) machine::give_up(place, MKRT_ERROR_FAULT, 0, 0, 0, outcome, 0);
+    return false;
+  }
+  state.pages.skip(move_pages(place));
+  if (state.warp == 0) machine::trace<traced>(state.sequence, MKRT_TRACE_CONSUMED);
+  end_partial(state);
+  out_state = state;
+  return true;
+}
+
 template <bool traced>
 __device__ inline bool consume_tile(uint32_t place, ConsumerState& state) {
   const TileSlot& tile = machine::slot(place);
-  if (!is_linear(tile.record.opcode)) return consume_small<traced>(place, state);
-  const LinearShape shape = linear_shape(tile);
-  if (shape.batch <= 8) return consume_linear<1, traced>(tile, shape, state);
+  const bool moves = is_move(tile.record.opcode);
+  if (!moves) {
+    if (!is_linear(tile.record.opcode)) return consume_small<traced>(place, state);
+    const LinearShape shape = linear_shape(tile);
+    if (shape.batch <= 8) return consume_linear<1, traced>(tile, shape, state);
+  }
   // What is passed by reference lives in memory; a copy of the state may.
   ConsumerState copy = state;
-  const bool going = consume_linear_wide<traced>(place, copy);
+  const bool going = moves ? consume_move<traced>(place, copy) : consume_linear_wide<traced>(place, copy);
   state = copy;
   return going;
 }

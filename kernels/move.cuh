@@ -305,8 +305,8 @@ __device__ __noinline__ void reduce_rest(uint32_t place) {
   if (done != shape.bytes) reduce_units<Element, Element>(shape, done);
 }
 
-// A tile, by all consumer warps. Out of line, so that its registers are no others' concern.
-__device__ __noinline__ uint32_t move(uint32_t place, PageRing ring) {
+// A tile, by all consumer warps.
+__device__ inline uint32_t move(uint32_t place, PageRing ring) {
   const MoveShape shape = move_shape(place);
   if (shape.overlap != 0) return move_form::fault_input_and_output_overlap_without_being_same;
   const uint32_t opcode = machine::slot(place).record.opcode;
