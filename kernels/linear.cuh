@@ -614,7 +614,7 @@ __device__ bool consume_linear(const TileSlot& tile, const LinearShape& shape, C
     const uint32_t row_blocks = min(unit_row_blocks, shape.row_blocks - row_unit * unit_row_blocks);
     if (fresh) {
       if (!take_inputs(state)) return false;
-      if (state.warp == 0) machine::trace<traced>(state.sequence, MKRT_TRACE_INPUTS);
+      if (state.warp == 0 && row_unit + column_unit == 0) machine::trace<traced>(state.sequence, MKRT_TRACE_INPUTS);
     }
     if (column_unit == 0) {
 #pragma unroll

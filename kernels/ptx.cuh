@@ -180,6 +180,17 @@ __device__ inline void fence_copy_engine_global() {
 #endif
 }
 
+// ---- global memory that is read once -------------------------------------------------------------------------------
+
+// Loads 16 bytes that nobody writes meanwhile, past the L1 cache.
+__device__ inline uint4 load_once_16(uint64_t address) {
+  uint4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(address));
+  return value;
+}
+
 // ---- global memory with order and scope ---------------------------------------------------------------------------
 
 __device__ inline uint32_t load_acquire_gpu(const uint32_t* address) {

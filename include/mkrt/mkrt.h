@@ -616,7 +616,7 @@ enum {
   MKRT_TRACE_WEIGHTS_END = 2,   /* the last of them was on its way; 0 where it has none */
   MKRT_TRACE_WAIT_BEGIN = 3,    /* the worker came to its waits */
   MKRT_TRACE_WAIT_END = 4,      /* its counters were reached */
-  MKRT_TRACE_INPUTS = 5,        /* its inputs were there */
+  MKRT_TRACE_INPUTS = 5,        /* its inputs, or the first part of them, were there */
   MKRT_TRACE_PREPARED = 6,      /* its inputs were prepared */
   MKRT_TRACE_CONSUMED = 7,      /* the last of its weights was used */
   MKRT_TRACE_STORE_BEGIN = 8,   /* its sums were there */

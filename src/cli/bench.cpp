@@ -1,17 +1,20 @@
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
 #include "cli/commands.hpp"
+#include "cli/device_read_limit.hpp"
 #include "cli/error.hpp"
 #include "cli/format.hpp"
 #include "cli/output.hpp"
+#include "cli/percentile.hpp"
 #include "cli/progress.hpp"
 #include "cli/read_limit.hpp"
+#include "cli/trace_report.hpp"
 
 namespace mkrt::cli {
 namespace {
@@ -21,6 +24,10 @@ using nlohmann::ordered_json;
 
 // No round begins that would end later than this: who waits longer for a figure stops the program.
 constexpr double kLongestSeconds = 30;
+
+// Steps of a traced execute. A launch's start and end, some microseconds, count for a quarter in a step's time; a trace
+// of a model of eight billion parameters takes some hundred megabytes.
+constexpr uint32_t kTracedSteps = 4;
 
 // Bytes that one step must read from memory, on all ranks together.
 struct StepBytes {
@@ -55,21 +62,12 @@ double cache_bytes_read(const Program& program, uint32_t batch, double position)
   return static_cast<double>(row) * batch * position;
 }
 
-// The sample below which a share of `part` of all samples lies.
-double percentile(std::vector<double> samples, double part) {
-  std::sort(samples.begin(), samples.end());
-  const auto rank = static_cast<size_t>(std::ceil(part * static_cast<double>(samples.size())));
-  return samples[std::clamp<size_t>(rank, 1, samples.size()) - 1];
-}
-
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-double median(const std::vector<double>& samples) { return percentile(samples, 0.5); }
 
 // One kind of execute in one round, and how fast the machine's memory was just then.
 struct Part {
   std::vector<double> step_seconds;  // of each execute
-  double read_limit = 0;             // bytes a second, the mean of before and after; 0 where it is not measured
+  double read_limit = 0;             // bytes a second, the mean of before and after
 };
 
 struct Measurement {
@@ -99,15 +97,13 @@ double time_long_execute(Decoder& decoder, uint32_t position, uint32_t steps) {
 
 // Rounds of: the read limit, a share of the single steps, the read limit, one execute of all steps. A machine that
 // others use too changes its pace within seconds, by half and more; what is compared is measured next to each other.
-Measurement measure(Decoder& decoder, const BenchOptions& options, ReadLimit* read_limit) {
+Measurement measure(Decoder& decoder, const BenchOptions& options, const std::function<double()>& measure_read_limit) {
   Measurement out;
-  const auto look_at_limit = [&] {
-    if (read_limit != nullptr) out.read_limits.push_back(read_limit->measure());
-  };
+  const auto look_at_limit = [&] { out.read_limits.push_back(measure_read_limit()); };
   // The mean of the last two looks.
   const auto limit_around = [&] {
     const size_t count = out.read_limits.size();
-    return count < 2 ? 0.0 : (out.read_limits[count - 2] + out.read_limits[count - 1]) / 2;
+    return (out.read_limits[count - 2] + out.read_limits[count - 1]) / 2;
   };
   Progress progress("measuring");
   uint32_t single_steps = 0;
@@ -141,7 +137,7 @@ ordered_json summarize(const std::vector<Part>& parts, uint32_t steps_per_execut
   std::vector<double> step_seconds, shares;
   for (const Part& part : parts) {
     step_seconds.insert(step_seconds.end(), part.step_seconds.begin(), part.step_seconds.end());
-    if (part.read_limit > 0) shares.push_back(step_bytes / median(part.step_seconds) / part.read_limit);
+    shares.push_back(step_bytes / median(part.step_seconds) / part.read_limit);
   }
   double total = 0;
   for (const double seconds : step_seconds) total += seconds;
@@ -155,40 +151,47 @@ ordered_json summarize(const std::vector<Part>& parts, uint32_t steps_per_execut
                          {"p95", percentile(step_seconds, 0.95) * 1e3},
                          {"mean", total / static_cast<double>(step_seconds.size()) * 1e3}};
   out["bytes_read_per_second"] = step_bytes / middle;
-  out["share_of_read_limit"] = shares.empty() ? ordered_json(nullptr) : ordered_json(median(shares));
+  out["share_of_read_limit"] = median(shares);
   out["share_of_read_limit_by_round"] = shares;
   return out;
 }
 
 std::string describe(const ordered_json& figures) {
   const ordered_json& ms = figures["ms_per_token"];
-  std::string text = format_number(figures["tokens_per_second"], 1) + " tokens/s, " + format_number(ms["p50"], 3) +
-                     " ms a token (p95 " + format_number(ms["p95"], 3) + "), " +
-                     format_bytes(static_cast<uint64_t>(figures["bytes_read_per_second"].get<double>())) + "/s read";
-  if (!figures["share_of_read_limit"].is_null()) {
-    text += ", " + format_number(figures["share_of_read_limit"].get<double>() * 100, 1) + " % of the read limit";
-  }
-  return text;
+  const std::string text = format_number(figures["tokens_per_second"], 1) + " tokens/s, " +
+                           format_number(ms["p50"], 3) + " ms a token (p95 " + format_number(ms["p95"], 3) + "), " +
+                           format_bytes(static_cast<uint64_t>(figures["bytes_read_per_second"].get<double>())) +
+                           "/s read";
+  return text + ", " + format_number(figures["share_of_read_limit"].get<double>() * 100, 1) + " % of the read limit";
 }
 
-std::string to_text(const ordered_json& report) {
+std::string to_text(const ordered_json& report, bool with_records) {
   const ordered_json& device = report["device"];
-  const ordered_json& limit = report["read_limit_bytes_per_second"];
+  const auto limit = static_cast<uint64_t>(report["read_limit_bytes_per_second"].get<double>());
   const auto bytes = static_cast<uint64_t>(report["bytes_read_per_token"].get<double>());
   std::string text = device["name"].get<std::string>() + ", " + device["workers"].dump() + " workers, " +
                      report["queue"].get<std::string>() + " queue, batch " + report["batch"].dump() +
                      ", from position " + report["position"].dump() + "; medians\n" + "bytes read a token         " +
-                     format_bytes(bytes) + "\nread limit                 " +
-                     (limit.is_null() ? "not measured on this device"
-                                      : format_bytes(static_cast<uint64_t>(limit.get<double>())) + "/s") +
+                     format_bytes(bytes) + "\nread limit                 " + format_bytes(limit) + "/s" +
                      "\none step an execute        " + describe(report["one_step_per_execute"]) +
                      "\nmany steps an execute      " + describe(report["many_steps_per_execute"]) + "\n";
+  if (!report["memory"].is_null()) text += "a traced step              " + memory_text(report["memory"]) + "\n";
+  if (with_records && !report["records"].is_null()) text += record_text(report["records"]);
   if (report["fits_last_level_cache"] == true) {
     text += "remark                     the last-level cache holds " +
             format_bytes(report["last_level_cache_bytes"].get<uint64_t>()) +
             ", all that a step reads: shares of the memory's read limit say little\n";
   }
   return text;
+}
+
+// Where the time of a step goes, from a trace of a few of them in one execute.
+void add_trace(Decoder& decoder, uint32_t position, ordered_json& out_report) {
+  const std::vector<WorkerTrace> workers = decoder.trace(position, kTracedSteps);
+  out_report["memory"] = memory_report(workers, kTracedSteps);
+  const uint32_t entry = decoder.program().find_entry("decode");
+  out_report["records"] = record_report(
+      workers, [&](uint32_t record) { return std::string(decoder.program().record_info(entry, record).label); });
 }
 
 void write_file(const std::string& path, const std::string& content) {
@@ -198,25 +201,45 @@ void write_file(const std::string& path, const std::string& content) {
   if (!file) throw Error(path + " cannot be written");
 }
 
+BenchOptions with_position(BenchOptions options) {
+  if (!options.around) return options;
+  if (*options.around < options.tokens / 2) {
+    throw Error("--around " + std::to_string(*options.around) + " leaves no room for half of " +
+                std::to_string(options.tokens) + " tokens before it");
+  }
+  options.position = *options.around - options.tokens / 2;
+  return options;
+}
+
 }  // namespace
 
-int bench(const BenchOptions& options) {
+int bench(const BenchOptions& asked) {
+  const BenchOptions options = with_position(asked);
   Interrupt interrupt;
   Decoder decoder(options.package, options.run, interrupt);
   const Program& program = decoder.program();
   const uint32_t steps = options.tokens;
-  if (uint64_t{options.position} + std::max(steps, options.warm_up) >= decoder.context()) {
-    throw Error("the package's context of " + std::to_string(decoder.context()) + " does not hold " +
-                std::to_string(std::max(steps, options.warm_up)) + " tokens from position " +
-                std::to_string(options.position));
-  }
   const DeviceInfo device = decoder.mesh().device_info();
   const bool on_host = device.kind == MKRT_DEVICE_HOST;
-  std::optional<ReadLimit> read_limit;
-  if (on_host) read_limit.emplace(device.worker_count * decoder.mesh().rank_count());
+  const uint32_t most_steps = std::max({steps, options.warm_up, on_host ? 0 : kTracedSteps});
+  if (uint64_t{options.position} + most_steps >= decoder.context()) {
+    throw Error("the package's context of " + std::to_string(decoder.context()) + " does not hold " +
+                std::to_string(most_steps) + " tokens from position " + std::to_string(options.position));
+  }
+  const uint32_t ranks = decoder.mesh().rank_count();
+  std::optional<ReadLimit> host_limit;
+  std::optional<DeviceReadLimit> device_limit;
+  if (on_host) {
+    host_limit.emplace(device.worker_count * ranks);
+  } else {
+    RunOptions run = options.run;
+    run.device = device_option(device);
+    device_limit.emplace(run, ranks);
+  }
 
   time_single_steps(decoder, options.position, options.warm_up);
-  const Measurement measured = measure(decoder, options, on_host ? &*read_limit : nullptr);
+  const Measurement measured =
+      measure(decoder, options, [&] { return on_host ? host_limit->measure() : device_limit->measure(); });
 
   // The mean position of the measured steps stands for all of them.
   const double position = options.position + (steps - 1) / 2.0;
@@ -230,7 +253,7 @@ int bench(const BenchOptions& options) {
                       {"name", device.name},
                       {"target", device.target},
                       {"workers", device.worker_count},
-                      {"ranks", decoder.mesh().rank_count()}};
+                      {"ranks", ranks}};
   report["queue"] = options.run.queue;
   report["batch"] = decoder.batch();
   report["position"] = options.position;
@@ -241,16 +264,18 @@ int bench(const BenchOptions& options) {
   report["last_level_cache_bytes"] = cache > 0 ? ordered_json(cache) : ordered_json(nullptr);
   report["fits_last_level_cache"] =
       cache > 0 ? ordered_json(step_bytes <= static_cast<double>(cache)) : ordered_json(nullptr);
-  report["read_limit_bytes_per_second"] = on_host ? ordered_json(median(measured.read_limits)) : ordered_json(nullptr);
+  report["read_limit_bytes_per_second"] = median(measured.read_limits);
   report["one_step_per_execute"] = summarize(measured.single, 1, decoder.batch(), bytes);
   report["many_steps_per_execute"] = summarize(measured.many, steps, decoder.batch(), bytes);
+  report["memory"] = report["records"] = nullptr;  // the host device does not trace
+  if (!on_host) add_trace(decoder, options.position, report);
 
   const std::string json = report.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
   if (options.json == "-") {
     print(json);
   } else {
     if (!options.json.empty()) write_file(options.json, json);
-    print(to_text(report));
+    print(to_text(report, options.records));
   }
   return 0;
 }

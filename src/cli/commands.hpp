@@ -47,10 +47,12 @@ int generate(const GenerateOptions& options);
 struct BenchOptions {
   std::string package;
   RunOptions run;
-  std::string json;  // file for the report, "-": standard output, empty: a report for people
-  uint32_t position = 0;
+  std::string json;                // file for the report, "-": standard output, empty: a report for people
+  uint32_t position = 0;           // of the first measured step
+  std::optional<uint32_t> around;  // or of the middle one
   // A model of a billion parameters takes about half a minute with these on two cores.
   uint32_t tokens = 48, warm_up = 8, repeats = 5;
+  bool records = false;  // show the times of each record; JSON always has them
 };
 int bench(const BenchOptions& options);
 

@@ -16,9 +16,9 @@ namespace {
 
 std::vector<compile::ImageFile> choose_images(const CompileOptions& options) {
   if (options.no_images) return {};
-  const std::string folder = options.images.empty() ? own_image_folder() : options.images;
+  const std::string folder = options.images.empty() ? own_image_folder(kLlmKernel) : options.images;
   if (folder.empty()) return {};
-  std::vector<compile::ImageFile> images = find_images(folder);
+  std::vector<compile::ImageFile> images = find_images(folder, kLlmKernel);
   if (images.empty()) throw Error(folder + " has no file mkrt_llm.TARGET.cubin");
   return images;
 }

@@ -226,6 +226,29 @@ void Decoder::run(uint32_t steps, const Ticker& ticker) {
   }
 }
 
+std::vector<std::vector<mkrt_trace_tile>> Decoder::trace(uint32_t position, uint32_t steps) {
+  const uint32_t workers = mesh_.device_info().worker_count;
+  const uint64_t tiles = program_.entry_info(execute_.entry).tile_count * steps;
+  std::vector<std::vector<mkrt_trace_tile>> traces(workers);
+  // Workers may run more than their share in dynamic mode; none runs more than all.
+  for (uint64_t room = std::min(2 * (tiles / workers + 1), tiles + 1);; room = std::min(2 * room, tiles + 1)) {
+    start_all(position);
+    session_.trace(static_cast<uint32_t>(room));
+    run(steps);
+    bool complete = true;
+    for (uint32_t worker = 0; worker < workers; ++worker) {
+      traces[worker].resize(room);
+      session_.read_trace(worker, traces[worker]);
+      const auto end = std::find_if(traces[worker].begin(), traces[worker].end(),
+                                    [](const mkrt_trace_tile& tile) { return tile.time[MKRT_TRACE_FETCHED] == 0; });
+      complete = complete && end != traces[worker].end();
+      traces[worker].erase(end, traces[worker].end());
+    }
+    session_.trace(0);
+    if (complete) return traces;
+  }
+}
+
 uint32_t Decoder::position() const { return static_cast<uint32_t>(session_.read_value<int32_t>(positions_)); }
 
 bool Decoder::active() const { return session_.read_value<int32_t>(active_) != 0; }

@@ -65,6 +65,10 @@ class Decoder {
   // Runs that many steps in one execute and waits for them. Throws Interrupted when the user stopped it.
   void run(uint32_t steps, const Ticker& ticker = {});
 
+  // Runs that many steps from `position` on in one execute, and returns what each worker of rank 0 did in them, tile by
+  // tile: other devices have clocks of their own. CUDA devices only.
+  std::vector<std::vector<mkrt_trace_tile>> trace(uint32_t position, uint32_t steps);
+
   // Of sequence 0.
   uint32_t position() const;
   bool active() const;

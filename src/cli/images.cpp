@@ -12,8 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What kernels/CMakeLists.txt calls them.
-constexpr std::string_view kPrefix = "mkrt_llm.";
+// What kernels/CMakeLists.txt calls them: KERNEL.TARGET.cubin.
 constexpr std::string_view kSuffix = ".cubin";
 
 // From the executable's folder. MKRT_INSTALLED_KERNELS is what cmake/mkrt_install.cmake makes of the prefix.
@@ -21,16 +20,17 @@ constexpr const char* kFolders[] = {"../kernels", MKRT_INSTALLED_KERNELS};
 
 }  // namespace
 
-std::vector<compile::ImageFile> find_images(const std::string& folder) {
+std::vector<compile::ImageFile> find_images(const std::string& folder, const std::string& kernel) {
+  const std::string prefix = kernel + ".";
   std::vector<compile::ImageFile> images;
   std::error_code error;
   for (fs::directory_iterator file(base::system_path(folder), error), end; !error && file != end;
        file.increment(error)) {
     std::string_view target;
     const std::string name = base::utf8_path(file->path().filename());
-    if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) continue;
+    if (!name.starts_with(prefix) || !name.ends_with(kSuffix)) continue;
     target = name;
-    target.remove_prefix(kPrefix.size());
+    target.remove_prefix(prefix.size());
     if (target.size() <= kSuffix.size()) continue;
     target.remove_suffix(kSuffix.size());
     images.push_back({std::string(target), base::utf8_path(file->path())});
@@ -40,7 +40,7 @@ std::vector<compile::ImageFile> find_images(const std::string& folder) {
   return images;
 }
 
-std::string own_image_folder() {
+std::string own_image_folder(const std::string& kernel) {
   std::error_code error;
   const fs::path executable = fs::read_symlink("/proc/self/exe", error);
   if (error) return {};
@@ -48,7 +48,7 @@ std::string own_image_folder() {
     const fs::path candidate = (executable.parent_path() / folder).lexically_normal();
     if (!fs::is_directory(candidate, error)) continue;
     std::string path = base::utf8_path(candidate);
-    if (!find_images(path).empty()) return path;
+    if (!find_images(path, kernel).empty()) return path;
   }
   return {};
 }

@@ -179,8 +179,11 @@ CLI::App* add_bench(CLI::App& app, BenchOptions& options) {
   add_run_options(*command, options.run);
   command->add_option("--json", options.json, "Write the report as JSON to this file; -: standard output")
       ->check(check_path);
-  command->add_option("--context", options.position, "Position to start at: so many tokens count as read already")
-      ->capture_default_str();
+  CLI::Option* context =
+      command->add_option("--context", options.position, "Position to start at: so many tokens count as read already")
+          ->capture_default_str();
+  command->add_option("--around", options.around, "Position in the middle of the measured ones, instead of --context")
+      ->excludes(context);
   command->add_option("--tokens", options.tokens, "Steps to measure, one an execute and all in one")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
@@ -192,6 +195,8 @@ CLI::App* add_bench(CLI::App& app, BenchOptions& options) {
   command->add_option("--warm-up", options.warm_up, "Steps before the measurement")
       ->check(CLI::Range(0, 1'000'000))
       ->capture_default_str();
+  command->add_flag("--records", options.records,
+                    "On a GPU: show where the time of each record goes; JSON always has it");
   return command;
 }
 

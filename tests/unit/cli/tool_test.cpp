@@ -209,6 +209,14 @@ TEST_CASE("bench reports rates, bytes and the machine's limit of the same run") 
   }
   CHECK(json::parse(run_tool({"bench", novelist_package(), "--tokens", "2", "--json", "-"}).output).is_object());
   check_failure({"bench", novelist_package(), "--context", "1000", "--tokens", "24"}, 1, "context of 1024");
+  const json around = json::parse(run_tool({"bench", novelist_package(), "--device", "host", "--around", "100",
+                                            "--tokens", "4", "--repeats", "1", "--records", "--json", "-"})
+                                      .output);
+  CHECK(around["position"] == 98);
+  CHECK(around["memory"].is_null());  // the host device does not trace
+  CHECK(around["records"].is_null());
+  check_failure({"bench", novelist_package(), "--around", "1", "--tokens", "4"}, 1, "before it");
+  check_failure({"bench", "p", "--around", "1", "--context", "4"}, 2, "--context");
   check_failure({"bench", novelist_package(), "--tokens", "1", "--json", folder.path() + "/none/x"}, 1, "written");
 }
 
