@@ -10,6 +10,7 @@
 #include "cli/device_read_limit.hpp"
 #include "cli/error.hpp"
 #include "cli/format.hpp"
+#include "cli/images.hpp"
 #include "cli/output.hpp"
 #include "cli/percentile.hpp"
 #include "cli/progress.hpp"
@@ -201,6 +202,15 @@ void write_file(const std::string& path, const std::string& content) {
   if (!file) throw Error(path + " cannot be written");
 }
 
+std::vector<compile::ImageFile> find_read_images() {
+  const std::string folder = own_image_folder(kReadKernel);
+  if (folder.empty()) {
+    throw Error("the read limit of a GPU cannot be measured: no " + std::string(kReadKernel) +
+                ".TARGET.cubin was built or installed with this tool");
+  }
+  return find_images(folder, kReadKernel);
+}
+
 BenchOptions with_position(BenchOptions options) {
   if (!options.around) return options;
   if (*options.around < options.tokens / 2) {
@@ -234,7 +244,7 @@ int bench(const BenchOptions& asked) {
   } else {
     RunOptions run = options.run;
     run.device = device_option(device);
-    device_limit.emplace(run, ranks);
+    device_limit.emplace(describe_ranks(run, ranks), find_read_images());
   }
 
   time_single_steps(decoder, options.position, options.warm_up);

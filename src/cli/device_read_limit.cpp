@@ -5,11 +5,10 @@
 #include <filesystem>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/path.hpp"
-#include "cli/error.hpp"
-#include "cli/images.hpp"
 #include "cli/read_package.hpp"
 
 namespace mkrt::cli {
@@ -45,19 +44,10 @@ class TemporaryFolder {
   fs::path path_;
 };
 
-std::vector<compile::ImageFile> images_of_tool() {
-  const std::string folder = own_image_folder(kReadKernel);
-  if (folder.empty()) {
-    throw Error("the read limit of a GPU cannot be measured: no " + std::string(kReadKernel) +
-                ".TARGET.cubin was built or installed with this tool");
-  }
-  return find_images(folder, kReadKernel);
-}
-
 }  // namespace
 
-DeviceReadLimit::DeviceReadLimit(const RunOptions& options, uint32_t rank_count)
-    : mesh_(runtime_, describe_ranks(options, rank_count)) {
+DeviceReadLimit::DeviceReadLimit(const std::vector<RankOptions>& ranks, std::vector<compile::ImageFile> images)
+    : images_(std::move(images)), mesh_(runtime_, ranks) {
   for (uint64_t bytes = kBytes;; bytes /= 2) {
     try {
       prepare(bytes);
@@ -70,7 +60,7 @@ DeviceReadLimit::DeviceReadLimit(const RunOptions& options, uint32_t rank_count)
 
 void DeviceReadLimit::prepare(uint64_t bytes) {
   const TemporaryFolder folder;
-  write_read_package(folder.path(), bytes, mesh_.rank_count(), images_of_tool());
+  write_read_package(folder.path(), bytes, mesh_.rank_count(), images_);
   program_ = Program(runtime_, base::utf8_path(folder.path()));
   executable_ = Executable(program_, mesh_);
   session_ = Session(executable_);

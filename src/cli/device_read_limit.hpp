@@ -5,17 +5,18 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
-#include "cli/decoder.hpp"
+#include "compile/compile.hpp"
+#include "mkrt/mkrt.hpp"
 
 namespace mkrt::cli {
 
 class DeviceReadLimit {
  public:
-  // `options.device` names a CUDA device. Holds a gigabyte of each rank's memory, or less where that is not free.
-  // Throws Error where the tool has no image of the kernel, mkrt::Error where none fits the device or the library
-  // fails.
-  DeviceReadLimit(const RunOptions& options, uint32_t rank_count);
+  // `ranks` are on CUDA devices; `images` are those of mkrt_read. Holds a gigabyte of each rank's memory, or less where
+  // that is not free. Throws mkrt::Error where no image fits a device or the library fails.
+  DeviceReadLimit(const std::vector<RankOptions>& ranks, std::vector<compile::ImageFile> images);
 
   // Bytes a second that all ranks read together, now; the best of a few executes. Takes some hundredths of a second.
   double measure();
@@ -25,6 +26,7 @@ class DeviceReadLimit {
   void prepare(uint64_t bytes);
   void fill();
 
+  std::vector<compile::ImageFile> images_;
   Runtime runtime_;
   Mesh mesh_;
   Program program_;
