@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds mkrt and runs everything that needs a GPU, on a machine that has only gcc, CMake, Ninja, nvcc, doctest and
-# nlohmann/json (and Python with torch and transformers for the steps "small-memory" and "reference").
+# nlohmann/json (and Python with torch and transformers for the steps "small-memory" and "reference", and to compare
+# with in "bench").
 #
 #   tests/gpu/run.sh [STEP...] [RESULTS-FOLDER]
 #
@@ -157,6 +158,19 @@ do_decode() {
   : >"$1"
   for package in "${packages[@]}"; do "$(program mkrt_bench_cuda_decode)" "$package" 128 1024 >>"$1" || status=1; done
   return "$status"
+}
+
+# Where the time of a token goes, of every shape at batch 1.
+do_trace() {
+  local shape status=0
+  : >"$1"
+  for shape in "${shapes[@]}"; do "$(program mkrt_bench_cuda_trace)" "$WORK/$shape/batch-1" 128 static >>"$1" || status=1; done
+  return "$status"
+}
+# What it is compared with; nothing where there is no torch.
+do_torch_decode() {
+  python3 -c 'import torch, transformers' 2>/dev/null || return 0
+  python3 tests/bench/cuda/torch_decode.py "$WORK/${shapes[0]}/model" >"$1"
 }
 
 # NCCL where Python's packages have it; it lies in no folder that a program would look into. Packages of its own go to
@@ -331,7 +345,10 @@ if wanted bench; then
   attempt "cost of an execute" 60 execute_cost "$prefix-execute-cost.json"
   attempt "upload of weights" 60 upload "$prefix-upload.json"
   attempt "decoding" 120 decode "$prefix-decode.json"
-  finish_json "$prefix-execute-cost.json" "$prefix-upload.json" "$prefix-decode.json"
+  attempt "where a token's time goes" 60 trace "$prefix-trace.json"
+  attempt "decoding with torch" 60 torch_decode "$prefix-torch-decode.json"
+  finish_json "$prefix-execute-cost.json" "$prefix-upload.json" "$prefix-decode.json" "$prefix-trace.json" \
+    "$prefix-torch-decode.json"
 fi
 
 if wanted ranks; then

@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""Measures decoding with torch, compiled and in one CUDA graph a token: what mkrt is compared with on the same shapes.
+
+The model of a config.json (transformers' class for it) gets random bf16 weights and a static cache that is `context`
+positions long. A step computes the token at the last of them, over all positions before it, and chooses the likeliest
+next token; every step is at that position, because nothing in it depends on values. The step is compiled by
+torch.compile and captured in a CUDA graph, which is replayed. Prints one JSON object, with what was measured when
+--seconds ran out.
+"""
+import argparse
+import inspect
+import json
+import os
+import pathlib
+import signal
+import statistics
+import sys
+import time
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+
+import torch
+import transformers
+
+STEPS = 64  # of a measured group, as many as tests/bench/cuda/decode.cpp puts into one execute
+GROUPS = 5
+
+
+def make_model(folder):
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    with torch.device("cuda"):
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    return model.to(torch.bfloat16).eval()
+
+
+def weight_bytes(model):
+    """Bytes that a step reads: every weight once, of a token table of its own one row (left out)."""
+    table = model.get_input_embeddings().weight
+    tied = model.get_output_embeddings().weight is table
+    sizes = {id(p): p.numel() * p.element_size() for p in model.parameters()}
+    return sum(sizes.values()) - (0 if tied else sizes[id(table)])
+
+
+def make_cache(config, length):
+    # Some versions want sizes and types beforehand, others see them at the first use.
+    known = inspect.signature(transformers.StaticCache.__init__).parameters
+    wanted = {"max_batch_size": 1, "device": "cuda", "dtype": torch.bfloat16}
+    return transformers.StaticCache(
+        config=config, max_cache_len=length, **{name: value for name, value in wanted.items() if name in known}
+    )
+
+
+def capture_step(model, context):
+    """A graph of one step."""
+    cache = make_cache(model.config, context)
+    place = torch.tensor([context - 1], device="cuda")
+    token = torch.zeros((1, 1), dtype=torch.long, device="cuda")
+
+    def step(token, place):
+        logits = model(
+            input_ids=token,
+            position_ids=place[None],
+            cache_position=place,
+            past_key_values=cache,
+            use_cache=True,
+        ).logits
+        return logits[:, -1].argmax(dim=-1, keepdim=True)
+
+    step(token, place)  # as it is: the cache gets its memory
+    compiled = torch.compile(step, dynamic=False)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            token.copy_(compiled(token, place))
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        token.copy_(compiled(token, place))
+    return graph, (cache, place, token)
+
+
+def milliseconds_per_token(graph):
+    groups = []
+    for group in range(-1, GROUPS):  # the first warms up
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(STEPS):
+            graph.replay()
+        torch.cuda.synchronize()
+        if group >= 0:
+            groups.append((time.perf_counter() - begin) * 1e3 / STEPS)
+    return groups
+
+
+@torch.no_grad()
+def measure(model, context):
+    begin = time.monotonic()
+    graph, kept = capture_step(model, context)
+    groups = milliseconds_per_token(graph)
+    del graph, kept
+    torch.compiler.reset()
+    config = model.config
+    heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    cache = config.num_hidden_layers * 2 * heads * head_size * 2 * context
+    middle = statistics.median(groups)
+    return {
+        "context": context,
+        "batch": 1,
+        "ms_per_token": {"samples": len(groups), "min": min(groups), "p50": middle, "max": max(groups)},
+        "weight_bytes": weight_bytes(model),
+        "cache_bytes": cache,
+        "gigabytes_per_second": (weight_bytes(model) + cache) / middle / 1e6,
+        "seconds": time.monotonic() - begin,
+    }
+
+
+def out_of_time(*_):
+    raise TimeoutError("the time that --seconds gives was over")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=pathlib.Path, help="folder with config.json")
+    parser.add_argument("--contexts", nargs="+", type=int, default=[128, 1024])
+    parser.add_argument("--seconds", type=int, default=55, help="for everything; what is not done then is left out")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGALRM, out_of_time)
+    signal.alarm(arguments.seconds)
+    result = {
+        "benchmark": "torch_decode",
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "model": str(arguments.model),
+        "way": "torch.compile, static cache, one CUDA graph a token",
+        "results": [],
+    }
+    try:
+        result["device"] = torch.cuda.get_device_name()
+        model = make_model(arguments.model)
+        for context in arguments.contexts:
+            result["results"].append(measure(model, context))
+    except Exception as failure:  # what was measured before is still worth knowing
+        result["failure"] = f"{type(failure).__name__}: {failure}"
+    signal.alarm(0)
+    print(json.dumps(result, indent=1))
+    return 0 if result["results"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
