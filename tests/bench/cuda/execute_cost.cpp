@@ -7,6 +7,7 @@
 
 #include "bench.hpp"
 #include "driver.hpp"
+#include "mkrt/device/launch.h"
 
 namespace {
 
@@ -16,13 +17,14 @@ using mkrt::test::Driver;
 constexpr int launches = 60;
 constexpr int rounds = 300;
 constexpr int warm_up_rounds = 20;
-constexpr unsigned parameter_bytes = 144;  // of mkrt_launch (mkrt/device/launch.h)
-constexpr unsigned block_threads = 384;    // of mkrt.llm's kernel
+constexpr unsigned parameter_bytes = 144;  // of mkrt_launch, and in the kernel below
+static_assert(parameter_bytes == sizeof(mkrt_launch));
+constexpr unsigned block_threads = 384;  // of mkrt.llm's kernel
 
 constexpr char empty_kernel[] = R"(.version 7.0
 .target sm_80
 .address_size 64
-.visible .entry empty(.param .align 8 .b8 parameters[128]) { ret; }
+.visible .entry empty(.param .align 8 .b8 parameters[144]) { ret; }
 )";
 
 // cuLaunchKernelEx with the attribute for cooperative launches, as the driver declares it.
