@@ -2,8 +2,8 @@
 #include <chrono>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <utility>
 
 #include "cli/commands.hpp"
@@ -211,6 +211,26 @@ std::vector<compile::ImageFile> find_read_images() {
   return find_images(folder, kReadKernel);
 }
 
+// What measures the memory of the decoder's devices, each time that it is called.
+std::function<double()> read_limit_of(const Decoder& decoder, RunOptions options) {
+  const DeviceInfo device = decoder.mesh().device_info();
+  const uint32_t ranks = decoder.mesh().rank_count();
+  if (device.kind == MKRT_DEVICE_HOST) {
+    return [limit = std::make_shared<ReadLimit>(device.worker_count * ranks)] { return limit->measure(); };
+  }
+  options.device = device_option(device);
+  return [limit = std::make_shared<DeviceReadLimit>(describe_ranks(options, ranks), find_read_images())] {
+    return limit->measure();
+  };
+}
+
+void check_room(const Decoder& decoder, const BenchOptions& options, uint32_t traced_steps) {
+  const uint32_t steps = std::max({options.tokens, options.warm_up, traced_steps});
+  if (uint64_t{options.position} + steps < decoder.context()) return;
+  throw Error("the package's context of " + std::to_string(decoder.context()) + " does not hold " +
+              std::to_string(steps) + " tokens from position " + std::to_string(options.position));
+}
+
 BenchOptions with_position(BenchOptions options) {
   if (!options.around) return options;
   if (*options.around < options.tokens / 2) {
@@ -231,25 +251,11 @@ int bench(const BenchOptions& asked) {
   const uint32_t steps = options.tokens;
   const DeviceInfo device = decoder.mesh().device_info();
   const bool on_host = device.kind == MKRT_DEVICE_HOST;
-  const uint32_t most_steps = std::max({steps, options.warm_up, on_host ? 0 : kTracedSteps});
-  if (uint64_t{options.position} + most_steps >= decoder.context()) {
-    throw Error("the package's context of " + std::to_string(decoder.context()) + " does not hold " +
-                std::to_string(most_steps) + " tokens from position " + std::to_string(options.position));
-  }
-  const uint32_t ranks = decoder.mesh().rank_count();
-  std::optional<ReadLimit> host_limit;
-  std::optional<DeviceReadLimit> device_limit;
-  if (on_host) {
-    host_limit.emplace(device.worker_count * ranks);
-  } else {
-    RunOptions run = options.run;
-    run.device = device_option(device);
-    device_limit.emplace(describe_ranks(run, ranks), find_read_images());
-  }
+  check_room(decoder, options, on_host ? 0 : kTracedSteps);
+  const std::function<double()> read_limit = read_limit_of(decoder, options.run);
 
   time_single_steps(decoder, options.position, options.warm_up);
-  const Measurement measured =
-      measure(decoder, options, [&] { return on_host ? host_limit->measure() : device_limit->measure(); });
+  const Measurement measured = measure(decoder, options, read_limit);
 
   // The mean position of the measured steps stands for all of them.
   const double position = options.position + (steps - 1) / 2.0;
@@ -263,7 +269,7 @@ int bench(const BenchOptions& asked) {
                       {"name", device.name},
                       {"target", device.target},
                       {"workers", device.worker_count},
-                      {"ranks", ranks}};
+                      {"ranks", decoder.mesh().rank_count()}};
   report["queue"] = options.run.queue;
   report["batch"] = decoder.batch();
   report["position"] = options.position;

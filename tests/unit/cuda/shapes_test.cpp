@@ -9,12 +9,14 @@
 #include <string>
 
 #include "base/failure.hpp"
+#include "cli/read_package.hpp"
 #include "compile/llm_isa.hpp"
 #include "compile/lower.hpp"
 #include "compile/model.hpp"
 #include "cuda/image.hpp"
 #include "kernel_images.hpp"
 #include "package/isa.hpp"
+#include "package/reader.hpp"
 #include "random_model.hpp"
 #include "temporary_folder.hpp"
 
@@ -126,6 +128,22 @@ TEST_CASE("an image for larger chips is refused on a small one, with the bytes t
     CHECK(message.find(" needs " + std::to_string(needed) + " bytes of shared memory in a block, and the device has " +
                        std::to_string(small_chip)) != std::string::npos);
   }
+}
+
+TEST_CASE("what measures a read limit fits every chip, and is for the package that the tool writes") {
+  const test::TemporaryFolder folder;
+  cli::write_read_package(folder.path(), 1 << 28, 1, test::kernel_images("mkrt_read"));
+  const package::Program program = package::read_package(folder.path());
+  for (const auto& [target, path] : test::kernel_images("mkrt_read")) {
+    CAPTURE(target);
+    const mkrt_image_info info = image_info(path);
+    CHECK(info.isa_fingerprint == program.isa.fingerprint);
+    CHECK(info.block_size == 1024);  // as many as every chip allows
+    const cuda::SharedMemoryPlan plan = cuda::plan_shared_memory(program, info, chip_of(target));
+    CHECK(plan.total_bytes <= chip_of(target));
+    CHECK(plan.activation_bytes == 0);
+  }
+  CHECK(program.images.size() == test::kernel_images().size());
 }
 
 TEST_CASE("this build has kernels") { CHECK(!test::kernel_images().empty()); }
