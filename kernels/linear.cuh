@@ -212,14 +212,14 @@ struct RingState {
 constexpr uint32_t pages_when_next = 8;
 
 // Of traced launches: waits until `ready` or until the `count` pages from `arriving` on have all come. The time of the
-// latter, 0 where `ready` was first.
+// latter, 0 where `ready` was first. Nothing here suspends the warp: it would send for the next page too late.
 template <class Ready>
 __device__ inline uint64_t idle_since(PageRing arriving, uint32_t count, Ready ready) {
   for (; count != 0; --count, arriving.advance()) {
-    // A page that was sent for always comes.
-    while (!__all_sync(ptx::full_mask, ptx::barrier_test(&shared().page_full[arriving.place], arriving.phase))) {
+    do {
       if (ready()) return 0;
-    }
+      // A page that was sent for always comes.
+    } while (!__all_sync(ptx::full_mask, ptx::barrier_ready(&shared().page_full[arriving.place], arriving.phase)));
   }
   return ready() ? 0 : ptx::time_ns();
 }
@@ -247,7 +247,7 @@ __device__ inline bool stream_weights(uint32_t place, PageRing& ring, PageRing& 
       uint64_t stall = 0;
       if constexpr (traced) {
         stall = idle_since(arriving, on_the_way, [&] {
-          return __all_sync(ptx::full_mask, ptx::barrier_test(&shared().page_free[ring.place], ring.phase ^ 1) &&
+          return __all_sync(ptx::full_mask, ptx::barrier_ready(&shared().page_free[ring.place], ring.phase ^ 1) &&
                                                 ptx::load_relaxed_block(&shared().signalling) == 0);
         });
       }

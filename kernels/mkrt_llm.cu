@@ -25,7 +25,7 @@ __device__ inline bool bring_move(uint32_t place, PageRing& ring, PageRing& arri
 __device__ __noinline__ void trace_drained(machine::Walk walk, PageRing arriving, uint32_t on_the_way) {
   if (walk.sequence == 0) return;
   const uint64_t time = idle_since(arriving, on_the_way, [&] {
-    return __all_sync(ptx::full_mask, ptx::barrier_test(&shared().slot_full[walk.place()], walk.phase()));
+    return __all_sync(ptx::full_mask, ptx::barrier_ready(&shared().slot_full[walk.place()], walk.phase()));
   });
   if (time != 0) machine::write_trace_time(walk.sequence - 1, MKRT_TRACE_DRAINED, time);
 }

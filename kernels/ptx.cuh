@@ -81,21 +81,27 @@ __device__ inline void barrier_arrive_if(uint64_t* barrier, bool enabled) {
       "r"(static_cast<uint32_t>(enabled))
       : "memory");
 }
-// True when the phase of that parity is complete; acquire at block scope. May suspend for a short, bounded time.
-__device__ inline bool barrier_test(uint64_t* barrier, uint32_t parity) {
+// True when the phase of that parity is complete; acquire at block scope. Never suspends.
+__device__ inline bool barrier_ready(uint64_t* barrier, uint32_t parity) {
   uint32_t done;
-#if MKRT_BULK_COPY
-  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-               : "=r"(done)
-               : "r"(shared_address(barrier)), "r"(parity)
-               : "memory");
-#else
   asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
                : "=r"(done)
                : "r"(shared_address(barrier)), "r"(parity)
                : "memory");
-#endif
   return done != 0;
+}
+// True when the phase of that parity is complete; acquire at block scope. May suspend for a short, bounded time.
+__device__ inline bool barrier_test(uint64_t* barrier, uint32_t parity) {
+#if MKRT_BULK_COPY
+  uint32_t done;
+  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(done)
+               : "r"(shared_address(barrier)), "r"(parity)
+               : "memory");
+  return done != 0;
+#else
+  return barrier_ready(barrier, parity);
+#endif
 }
 
 // ---- copies into shared memory that the copying thread waits for ----------------------------------------------------
@@ -273,13 +279,28 @@ __device__ inline bool threads_barrier_any(uint32_t number, uint32_t threads, bo
 
 // ---- shared memory flags ------------------------------------------------------------------------------------------
 
+// racecheck takes these for ordinary accesses, which they are not, and reports a race. In kernels that are built for it
+// they are atomic operations, which it knows.
 __device__ inline uint32_t load_relaxed_block(const uint32_t* shared) {
   uint32_t value;
+#if MKRT_CHECK_ARRIVALS
+  asm volatile("atom.relaxed.cta.shared::cta.or.b32 %0, [%1], 0;"
+               : "=r"(value)
+               : "r"(shared_address(shared))
+               : "memory");
+#else
   asm volatile("ld.relaxed.cta.shared::cta.u32 %0, [%1];" : "=r"(value) : "r"(shared_address(shared)) : "memory");
+#endif
   return value;
 }
 __device__ inline void store_relaxed_block(uint32_t* shared, uint32_t value) {
+#if MKRT_CHECK_ARRIVALS
+  asm volatile("{ .reg .b32 old; atom.relaxed.cta.shared::cta.exch.b32 old, [%0], %1; }" ::"r"(shared_address(shared)),
+               "r"(value)
+               : "memory");
+#else
   asm volatile("st.relaxed.cta.shared::cta.u32 [%0], %1;" ::"r"(shared_address(shared)), "r"(value) : "memory");
+#endif
 }
 
 // ---- arithmetic ---------------------------------------------------------------------------------------------------
