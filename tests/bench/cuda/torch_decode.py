@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """Measures decoding with torch, compiled and in one CUDA graph a token: what mkrt is compared with on the same shapes.
 
-The model of a config.json (transformers' class for it) gets random bf16 weights and a static cache that is `context`
-positions long. A step computes the token at the last of them, over all positions before it, and chooses the likeliest
-next token; every step is at that position, because nothing in it depends on values. The step is compiled by
-torch.compile and captured in a CUDA graph, which is replayed. Prints one JSON object, with what was measured when
---seconds ran out.
+The model of a config.json (transformers' class for it) gets random bf16 weights and a static cache. A step computes
+one token at the next position and chooses the likeliest one after it; 64 of them, with `context` positions before the
+one in the middle, are a group, as in decode.cpp. The step is compiled by torch.compile and captured in a CUDA graph,
+which is replayed. Prints one JSON object, with what was measured when --seconds ran out.
 """
 import argparse
 import inspect
@@ -23,7 +22,7 @@ os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 import torch
 import transformers
 
-STEPS = 64  # of a measured group, as many as tests/bench/cuda/decode.cpp puts into one execute
+STEPS = 64  # of a measured group
 GROUPS = 5
 
 
@@ -51,40 +50,61 @@ def make_cache(config, length):
     )
 
 
-def capture_step(model, context):
-    """A graph of one step."""
-    cache = make_cache(model.config, context)
-    place = torch.tensor([context - 1], device="cuda")
-    token = torch.zeros((1, 1), dtype=torch.long, device="cuda")
+class Step:
+    """One step after the other, from any position on."""
 
-    def step(token, place):
-        logits = model(
-            input_ids=token,
-            position_ids=place[None],
-            cache_position=place,
-            past_key_values=cache,
-            use_cache=True,
-        ).logits
-        return logits[:, -1].argmax(dim=-1, keepdim=True)
+    def __init__(self, model, context):
+        self.model = model
+        self.first = context - STEPS // 2
+        self.cache = make_cache(model.config, context + STEPS // 2)
+        self.token = torch.zeros((1, 1), dtype=torch.long, device="cuda")
+        self.place = torch.zeros(1, dtype=torch.long, device="cuda")
+        # The argument has had two names.
+        known = inspect.signature(model.forward).parameters
+        self.keywords = {"cache" if "cache" in known else "past_key_values": self.cache, "use_cache": True}
+        self.counts_itself = bool(self.counters())
 
-    step(token, place)  # as it is: the cache gets its memory
-    compiled = torch.compile(step, dynamic=False)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            token.copy_(compiled(token, place))
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        token.copy_(compiled(token, place))
-    return graph, (cache, place, token)
+    def counters(self):
+        """In newer versions the cache counts positions itself; in others it is told them."""
+        found = (getattr(layer, "cumulative_length", None) for layer in getattr(self.cache, "layers", []))
+        return [counter for counter in found if isinstance(counter, torch.Tensor)]
+
+    def go_back(self):
+        for position in (self.place, *self.counters()):
+            position.fill_(self.first)
+
+    def compute(self, token, place):
+        told = {} if self.counts_itself else {"cache_position": place}
+        logits = self.model(input_ids=token, position_ids=place[None], **told, **self.keywords).logits
+        return logits[:, -1].argmax(dim=-1, keepdim=True), place + 1
+
+    def advance(self, compute):
+        token, place = compute(self.token, self.place)
+        self.token.copy_(token)
+        self.place.copy_(place)
+
+    def capture(self):
+        """A graph of one step."""
+        self.advance(self.compute)  # as it is: the cache gets its memory
+        self.go_back()
+        compiled = torch.compile(self.compute, dynamic=False)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self.advance(compiled)
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.advance(compiled)
+        return graph
 
 
-def milliseconds_per_token(graph):
+def milliseconds_per_token(step, graph):
     groups = []
     for group in range(-1, GROUPS):  # the first warms up
+        step.go_back()
         torch.cuda.synchronize()
         begin = time.perf_counter()
         for _ in range(STEPS):
@@ -98,9 +118,8 @@ def milliseconds_per_token(graph):
 @torch.no_grad()
 def measure(model, context):
     begin = time.monotonic()
-    graph, kept = capture_step(model, context)
-    groups = milliseconds_per_token(graph)
-    del graph, kept
+    step = Step(model, context)
+    groups = milliseconds_per_token(step, step.capture())
     torch.compiler.reset()
     config = model.config
     heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
