@@ -35,12 +35,12 @@ void write_read_package(const fs::path& folder, uint64_t bytes, uint32_t rank_co
   constexpr uint64_t tile = kTileBytes / sizeof(uint32_t);
   ordered_json record;
   record["op"] = "read";
-  record["tiles"] = {bytes / kTileBytes};
-  record["operands"]["data"] = {{"tensor", "data"}, {"size", tile}, {"strides", {tile}}};
+  record["tiles"] = ordered_json::array({bytes / kTileBytes});
+  record["operands"]["data"] = {{"tensor", "data"}, {"size", tile}, {"strides", ordered_json::array({tile})}};
   ordered_json tensor;
   tensor["name"] = "data";
   tensor["dtype"] = "u32";
-  tensor["shape"] = {bytes / sizeof(uint32_t)};
+  tensor["shape"] = ordered_json::array({bytes / sizeof(uint32_t)});
   tensor["kind"] = "input";
   ordered_json entry;
   entry["name"] = "read";
