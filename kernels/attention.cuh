@@ -23,13 +23,19 @@ __device__ inline uint32_t consumer_warp() { return ptx::thread_number() / 32; }
 __device__ inline uint32_t consumer_thread() { return ptx::thread_number(); }
 static_assert(machine::fetch_warp == machine::consumer_warps, "consumers are the first warps of a block");
 
-// All consumer warps have come here, and see each other's shared memory. False when one of them is leaving.
-//
-// Nobody hangs here: a warp that leaves comes here a last time and says so, wherever it was, and takes those with it
-// that wait here; those that are elsewhere find out by themselves, and come here a last time too.
-__device__ inline bool synchronize_consumers(bool leaving = false) {
+// All consumer warps have come here, and see each other's shared memory. False when one of them is leaving: the caller
+// then leaves too, and does not come here again.
+__device__ inline bool synchronize_consumers() {
   __syncwarp();
-  return !ptx::threads_barrier_any(machine::consumer_barrier, consumer_threads, leaving);
+  return ptx::threads_barrier_count(machine::consumer_barrier, consumer_threads, false) == 0;
+}
+// A consumer warp that leaves, for whatever reason, meets the others here until all eight leave. The hardware barrier
+// looks at no flag, so every round needs every warp: those that wait in synchronize_consumers are told in one round and
+// come here for the next, those that are elsewhere find the abort flag or the walk's end.
+__device__ inline void leave_consumers() {
+  __syncwarp();
+  while (ptx::threads_barrier_count(machine::consumer_barrier, consumer_threads, true) != consumer_threads) {
+  }
 }
 
 // What an instruction's work on a tile came to.

@@ -98,6 +98,7 @@ __device__ inline bool bring_tile(const TileSlot& tile, InputLoads& inputs, int3
     // Inputs are read by the consumers themselves; they only have to know that the counters were reached.
     if (!begin_load(inputs)) return false;
     const bool reached = wait();
+    if (ptx::lane_number() == 0) shared().position[inputs.buffer()] = reached ? 0 : no_position;
     if (MKRT_BULK_COPY == 0 || ptx::arrives()) ptx::barrier_arrive(&shared().input_full[inputs.buffer()]);
     return reached;
   }
@@ -131,11 +132,17 @@ __device__ void activation_role() {
   }
 }
 
+// Takes the inputs of a tile that reads them itself: false, too, where the tile's counters were not reached. What
+// nobody has produced is not worked on, and finds no faults.
+__device__ inline bool take_reached_inputs(ConsumerState& state) {
+  return take_inputs(state) && shared().position[state.inputs.buffer()] != no_position;
+}
+
 // A tile of an instruction without weights. False when the block is leaving.
 template <bool traced>
 __device__ bool consume_small(uint32_t place, ConsumerState& state) {
   const TileSlot& tile = machine::slot(place);
-  if (!take_inputs(state) || !begin_partial(state)) return false;
+  if (!take_reached_inputs(state) || !begin_partial(state)) return false;
   if (state.warp == 0) machine::trace<traced>(state.sequence, MKRT_TRACE_INPUTS);
   uint32_t outcome = done;
   switch (tile.record.opcode) {
@@ -170,7 +177,7 @@ __device__ __noinline__ bool consume_linear_wide(uint32_t place, ConsumerState& 
 template <bool traced>
 __device__ __noinline__ bool consume_move(uint32_t place, ConsumerState& out_state) {
   ConsumerState state = out_state;
-  if (!take_inputs(state) || !begin_partial(state)) return false;
+  if (!take_reached_inputs(state) || !begin_partial(state)) return false;
   if (state.warp == 0) machine::trace<traced>(state.sequence, MKRT_TRACE_INPUTS);
   const uint32_t outcome = move(place, state.pages);
   if (outcome != done) {
@@ -211,7 +218,7 @@ __device__ void consumer_role(uint32_t warp) {
   }
   // Nothing may arrive in the shared memory of a block that has left.
   ptx::async_copies_wait();
-  synchronize_consumers(/*leaving=*/true);
+  leave_consumers();
 }
 
 // What comes after a tile in this block.

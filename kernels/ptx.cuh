@@ -266,15 +266,14 @@ __device__ inline void store_release_system(uint64_t* address, uint64_t value) {
 // ---- a barrier of threads ------------------------------------------------------------------------------------------
 
 // Waits until `threads` threads, whole warps, have come to the block's hardware barrier `number`; what each did before
-// is visible to all after. Whether any of them said `flag`. All lanes of a warp together.
-__device__ inline bool threads_barrier_any(uint32_t number, uint32_t threads, bool flag) {
-  uint32_t any;
-  asm volatile(
-      "{ .reg .pred said, any; setp.ne.u32 said, %1, 0; bar.red.or.pred any, %2, %3, said; selp.u32 %0, 1, 0, any; }"
-      : "=r"(any)
-      : "r"(static_cast<uint32_t>(flag)), "r"(number), "r"(threads)
-      : "memory");
-  return any != 0;
+// is visible to all after. How many of them said `flag`. All lanes of a warp together.
+__device__ inline uint32_t threads_barrier_count(uint32_t number, uint32_t threads, bool flag) {
+  uint32_t count;
+  asm volatile("{ .reg .pred said; setp.ne.u32 said, %1, 0; bar.red.popc.u32 %0, %2, %3, said; }"
+               : "=r"(count)
+               : "r"(static_cast<uint32_t>(flag)), "r"(number), "r"(threads)
+               : "memory");
+  return count;
 }
 
 // ---- shared memory flags ------------------------------------------------------------------------------------------

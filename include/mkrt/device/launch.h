@@ -5,8 +5,8 @@
  * A C11 header shared by src/cuda and kernels; layout.h asserts where its fields lie. An image exports, as constants in
  * device memory with C names:
  *  - `mkrt_image`: an mkrt_image_info; the runtime refuses an image whose fields differ from its own;
- *  - `mkrt_run`: the kernel, `void mkrt_run(const mkrt_launch launch)`, one block an SM, launched cooperatively. It need
- *    not look at the launch's `trace`;
+ *  - `mkrt_run`: the kernel, `void mkrt_run(const mkrt_launch launch)`, one block an SM, launched cooperatively. It
+ * need not look at the launch's `trace`;
  *  - `mkrt_run_traced`, which may be missing: the same for launches that are traced.
  */
 #ifndef MKRT_DEVICE_LAUNCH_H_
