@@ -1,5 +1,8 @@
 // What sessions promise beyond results: cancelling, faults, company, and memory.
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
 #include <thread>
 
 #include "driver.hpp"
@@ -63,6 +66,38 @@ TEST_CASE("a cancel from another thread ends a long execute within 5 ms, and a r
   }
   MESSAGE("from a cancel to the end of the execute: at most " << longest << " ms");
   CHECK(longest < 5);
+}
+
+TEST_CASE("cancels at any moment of a step end it, however many chunks attention is at") {
+  const Novelist novelist;
+  const Golden golden = read_golden().front();
+  Model model(novelist.package(), gpu());
+  const std::vector<int32_t> expected = decode(model, golden, 20);
+  std::minstd_rand engine(20261201);
+  for (const uint32_t workers : {1u, 3u, 0u}) {
+    CAPTURE(workers);
+    for (int round = 0; round < 100; ++round) {
+      model.reset();
+      model.start(0, golden.prompt_ids);
+      // The last place of the context, where the sequence stays: the most chunks there are.
+      model.set("positions", 0, static_cast<int32_t>(model.context) - 1);
+      const uint32_t mode = round % 2 == 0 ? MKRT_QUEUE_DYNAMIC : MKRT_QUEUE_STATIC;
+      const uint64_t value = model.session().execute(steps(1'000'000, mode, workers));
+      std::this_thread::sleep_for(std::chrono::microseconds(engine() % 3000));
+      model.session().cancel();
+      mkrt_error error = MKRT_ERROR_INIT;
+      const mkrt_status status = mkrt_session_wait(model.session().get(), value, 10'000'000'000, &error);
+      if (status == MKRT_ERROR_TIMEOUT) {
+        // Destructors would wait for a kernel that hangs.
+        std::fprintf(stderr, "round %d with %u workers: the kernel did not end within 10 s of its cancel\n", round,
+                     workers);
+        std::_Exit(1);
+      }
+      CHECK(status == MKRT_ERROR_CANCELLED);
+    }
+  }
+  model.reset();
+  CHECK(decode(model, golden, 20) == expected);
 }
 
 TEST_CASE("a token outside the vocabulary is a fault that says where, until the session is reset") {
