@@ -31,8 +31,8 @@ int devices(const DevicesOptions& options) {
     list.push_back(to_json(device));
     // 0: nobody asked the device, which is no word of how full it is.
     const std::string free = device.memory_free == 0 ? "-" : format_bytes(device.memory_free);
-    table.push_back({device_option(device), std::to_string(device.worker_count), format_bytes(device.memory_bytes), free,
-                     device.target, device.name});
+    table.push_back({device_option(device), std::to_string(device.worker_count), format_bytes(device.memory_bytes),
+                     free, device.target, device.name});
   }
   print(options.json ? list.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n"
                      : format_table(table));
