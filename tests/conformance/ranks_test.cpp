@@ -44,6 +44,8 @@ TEST_CASE("random models of every family have the logits of one rank on 2, 3, 4 
   for (const Heads& of : kHeads) {
     for (const uint32_t ranks : {2, 3, 4, 8}) {
       for (const uint32_t batch : {1, 3, 16}) {
+        // Sequences are not divided: as many as there may be on one number of ranks, which has to do for all.
+        if (batch == 16 && ranks != 3) continue;
         check_against_one_rank(host_ranks(ranks), of.shape, batch, [&](auto& config) { set_heads(config, of); });
       }
     }
