@@ -16,7 +16,7 @@ namespace mkrt::cuda {
 
 namespace {
 
-// Pages of 16 KB that keep memory busy; six do no better, four cost 1 % of a token (kernels/PERFORMANCE.md).
+// Pages of 16 KB that keep memory busy; six do no better, four cost half a percent of a token (kernels/PERFORMANCE.md).
 constexpr uint32_t outstanding_pages = 5;
 
 constexpr uint64_t most_in_flight = 64;  // promised by mkrt_execute

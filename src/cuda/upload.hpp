@@ -21,7 +21,7 @@ struct Transfer {
 // How an upload is cut. The copy engine takes a block at a time; threads read a slice of a block at a time.
 struct UploadShape {
   // The engine pauses for 3 us between two copies, and a block is copied only when its last slice is there: three
-  // blocks of 16 MB kept the engine as busy as the copies alone would, three and four of 8 MB took 4 and 10 % longer
+  // blocks of 16 MB kept the engine as busy as the copies alone would, three of 8 MB took 14 % longer, four 6 to 12
   // (one H200, driver 580.159.04, 2026-12-01; tests/bench/results).
   size_t block_bytes = size_t{16} << 20;
   // What 16 threads read at a time is half a block, so that blocks become full one after the other. A multiple of the
