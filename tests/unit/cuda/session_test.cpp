@@ -514,43 +514,62 @@ TEST_CASE("the memory budget and the device's memory bound what is taken, and th
   CHECK(gpu.live_objects() == 1);
 }
 
+namespace {
+
+// An application's own device memory, in a context that must be current where it is asked for some.
+struct Pool {
+  explicit Pool(DriverDouble& double_of_gpu) : gpu(double_of_gpu), context(gpu.create_context(0)) {
+    extension.base.struct_size = sizeof(extension);
+    extension.base.type = MKRT_EXTENSION_DEVICE_MEMORY;
+    extension.user_data = this;
+    extension.allocate = [](void* user_data, uint32_t rank, uint64_t size, uint64_t alignment) {
+      return static_cast<Pool*>(user_data)->allocate(rank, size, alignment);
+    };
+    extension.release = [](void* user_data, uint32_t rank, uint64_t address, uint64_t size) {
+      static_cast<Pool*>(user_data)->release(rank, address, size);
+    };
+  }
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  mkrt_rank_desc rank() const {
+    mkrt_rank_desc desc = rank_desc();
+    desc.context = context;
+    return desc;
+  }
+  uint64_t allocate(uint32_t rank, uint64_t size, uint64_t alignment) {
+    CHECK(rank == 0);
+    CHECK(alignment == 256);
+    CHECK(gpu.context_stack().back() == context);
+    if (size > limit) return 0;
+    const uint64_t address = gpu.allocate(context, size + 256) + misalign;
+    given[address] = size;
+    return address;
+  }
+  void release(uint32_t rank, uint64_t address, uint64_t size) {
+    CHECK(rank == 0);
+    REQUIRE(given.count(address) == 1);
+    CHECK(given[address] == size);
+    given.erase(address);
+    gpu.free(address - misalign);
+  }
+
+  DriverDouble& gpu;
+  Context context;
+  mkrt_device_memory_extension extension{};
+  std::map<uint64_t, uint64_t> given;  // address to size
+  uint64_t limit = UINT64_MAX;         // of one piece
+  uint64_t misalign = 0;
+};
+
+}  // namespace
+
 TEST_CASE("device memory comes from the application where it supplies it, and goes back there") {
   Gpu gpu;
   const Work work;
-  const Context context = gpu.create_context(0);
-  struct Pool {
-    DriverDouble& gpu;
-    Context context;
-    std::map<uint64_t, uint64_t> given;  // address to size
-    uint64_t limit = UINT64_MAX;
-    uint64_t misalign = 0;
-  } pool{gpu, context, {}};
-  mkrt_device_memory_extension extension{};
-  extension.base.struct_size = sizeof(extension);
-  extension.base.type = MKRT_EXTENSION_DEVICE_MEMORY;
-  extension.user_data = &pool;
-  extension.allocate = [](void* user_data, uint32_t rank, uint64_t size, uint64_t alignment) {
-    Pool& mine = *static_cast<Pool*>(user_data);
-    CHECK(rank == 0);
-    CHECK(alignment == 256);
-    CHECK(mine.gpu.context_stack().back() == mine.context);
-    if (size > mine.limit) return uint64_t{0};
-    const uint64_t address = mine.gpu.allocate(mine.context, size + 256) + mine.misalign;
-    mine.given[address] = size;
-    return address;
-  };
-  extension.release = [](void* user_data, uint32_t rank, uint64_t address, uint64_t size) {
-    Pool& mine = *static_cast<Pool*>(user_data);
-    CHECK(rank == 0);
-    REQUIRE(mine.given.count(address) == 1);
-    CHECK(mine.given[address] == size);
-    mine.given.erase(address);
-    mine.gpu.free(address - mine.misalign);
-  };
-  mkrt_rank_desc rank = rank_desc();
-  rank.context = context;
+  Pool pool(gpu);
   {
-    const OnGpu on(gpu, work, rank, {}, &extension);
+    const OnGpu on(gpu, work, pool.rank(), {}, &pool.extension);
     CHECK(pool.given.size() == 2);  // weights and session
     on.session->trace(2);
     CHECK(pool.given.size() == 3);
@@ -566,8 +585,41 @@ TEST_CASE("device memory comes from the application where it supplies it, and go
   }
   CHECK(pool.given.empty());
   pool.misalign = 16;
-  CHECK(failure_of([&] { OnGpu(gpu, work, rank, {}, &extension); }).status() == MKRT_ERROR_ARGUMENT);
+  CHECK(failure_of([&] { OnGpu(gpu, work, pool.rank(), {}, &pool.extension); }).status() == MKRT_ERROR_ARGUMENT);
   CHECK(pool.given.empty());
+}
+
+TEST_CASE("what the budget allows and the device or the application refuses does not count against the budget") {
+  Gpu gpu;
+  const Work work(100'000);
+  constexpr uint64_t budget = 200'096 + 30'000;  // one session beside the weights
+  const auto check_refused = [](device::Executable& executable, mkrt_status status, const std::string& reason) {
+    for (int attempt = 0; attempt < 3; ++attempt) {
+      const base::Failure failure = failure_of([&] { executable.create_session(); });
+      CHECK(failure.status() == status);
+      CHECK_MESSAGE(failure.message().find(reason) != std::string::npos, failure.message());
+    }
+  };
+  {
+    const auto mesh = make_mesh(gpu, rank_desc());
+    const auto executable = mesh->load(work.program, {.memory_budget = budget});
+    gpu.set_free_memory(0, 1000);
+    check_refused(*executable, MKRT_ERROR_OUT_OF_MEMORY, "1000 of the device's");
+    gpu.set_free_memory(0, SimulatedDevice{}.memory);
+    const auto session = executable->create_session();
+    check_refused(*executable, MKRT_ERROR_OUT_OF_MEMORY, "of the memory budget are in use");
+  }
+  Pool pool(gpu);
+  const auto mesh = make_mesh(gpu, pool.rank(), &pool.extension);
+  const auto executable = mesh->load(work.program, {.memory_budget = budget});
+  pool.limit = 1000;
+  check_refused(*executable, MKRT_ERROR_OUT_OF_MEMORY, "the application's device memory did not give");
+  pool.limit = UINT64_MAX;
+  pool.misalign = 16;
+  check_refused(*executable, MKRT_ERROR_ARGUMENT, "not aligned");
+  pool.misalign = 0;
+  const auto session = executable->create_session();
+  check_refused(*executable, MKRT_ERROR_OUT_OF_MEMORY, "of the memory budget are in use");
 }
 
 TEST_CASE("a trace has every tile once, in order, and only of the last execute") {
