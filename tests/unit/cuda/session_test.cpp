@@ -8,6 +8,7 @@
 #include <set>
 #include <thread>
 
+#include "cuda/context.hpp"
 #include "fixture.hpp"
 
 using namespace mkrt;
@@ -429,6 +430,42 @@ TEST_CASE("the application's context and stream are used and left as they were")
   }
   unchanged();
   for (const Launch& launch : gpu.launches()) CHECK(launch.stream == rank.stream);
+  gpu.pop();
+}
+
+TEST_CASE("adopting a context leaves the caller's current, whichever call fails, and takes nothing of it") {
+  DriverDouble gpu(std::vector<SimulatedDevice>(2));
+  const Context context = gpu.create_context(1);
+  DeviceNumber device = 0;
+  REQUIRE(gpu.driver()->device_get(&device, 1) == result_success);
+  gpu.push(gpu.create_context(0));
+  const std::vector<Context> before = gpu.context_stack();
+  gpu.fail_none();  // counts from here
+  {
+    const DeviceContext adopted(gpu.driver(), context);
+    CHECK(gpu.context_stack() == before);
+    CHECK(adopted.handle() == context);
+    CHECK(adopted.device() == device);
+  }
+  CHECK(gpu.call_count() == 3);
+  const auto adopt = [&] { DeviceContext(gpu.driver(), context); };
+  const auto check_fails = [&](uint64_t call, const std::string& name, const std::string& reason) {
+    gpu.fail_call(call, 999);
+    const base::Failure failure = failure_of(adopt);
+    CHECK(gpu.failed_call() == name);
+    CHECK(failure.status() == MKRT_ERROR_DRIVER);
+    CHECK(failure.driver_code() == 999);
+    CHECK(failure.message().find("could not " + reason) == 0);
+    CHECK(gpu.context_stack() == before);
+  };
+  check_fails(1, "context_push", "make the host application's context current");
+  CHECK(gpu.call_count() == 1);  // what is not current is neither asked nor popped
+  check_fails(2, "context_device", "ask for the device of the host application's context");
+  gpu.fail_call(3, 999);
+  adopt();  // a pop that reports an earlier failure has popped
+  CHECK(gpu.failed_call() == "context_pop");
+  CHECK(gpu.context_stack() == before);
+  gpu.fail_none();
   gpu.pop();
 }
 
