@@ -64,9 +64,25 @@ class Scenario {
            load("trace", [&] { session_->trace(4); }) && use() && cancel() && work_again();
   }
   bool use() {
-    return step("write", [&](mkrt_error* e) { return write(e); }) && execute("execute", steps()) &&
+    return query() && step("write", [&](mkrt_error* e) { return write(e); }) && execute("execute", steps()) &&
            wait("wait", steps()) && step("read", [&](mkrt_error* e) { return read(e); }) &&
            step("read a trace", [&](mkrt_error* e) { return session_->read_trace(1, 4, trace_, e); });
+  }
+  // Of work in flight, for which the driver is asked.
+  bool query() {
+    Hold holding;
+    if (!execute("execute what holds", hold())) return false;
+    bool first = true;
+    const bool done = step("query", [&](mkrt_error* e) {
+      if (!std::exchange(first, false)) {
+        holding.release();
+        start_again(e);
+      }
+      uint64_t reached = 0;
+      return session_->query(&reached, e);
+    });
+    holding.release();
+    return done && wait("wait for what holds", hold());
   }
   // A launch that waits for ever is cancelled; should the cancel not get through, it ends by its deadline.
   bool cancel() {
@@ -124,6 +140,7 @@ class Scenario {
   static device::ExecuteRequest limited(uint32_t entry, uint32_t steps) {
     return request(entry, steps, MKRT_QUEUE_DYNAMIC, 0, 500 * millisecond);
   }
+  static device::ExecuteRequest hold() { return limited(entry_hold, 1); }
   static device::ExecuteRequest steps() { return limited(entry_step, 3); }
   static device::ExecuteRequest count() { return limited(entry_count, 1); }
   // What failed is enqueued anew on a session that was reset: of several ranks, some may have been launched.
@@ -289,6 +306,7 @@ void fail_each_call_once(std::vector<mkrt_rank_desc> ranks, Result injected, boo
     if (!violations.empty()) break;
   }
   CHECK(number > 80 * ranks.size());
+  CHECK(failed_calls.count("stream_query") == 1);
   // Kinds of calls, of the 37 that there are for one rank and 10 for several.
   CHECK(failed_calls.size() > (ranks.size() == 1 ? 25u : 33u));
   gpu.fail_none();

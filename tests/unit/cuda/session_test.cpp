@@ -262,6 +262,24 @@ TEST_CASE("queries and waits do not spoil what the application captures meanwhil
   CHECK(on.session->wait(value, no_limit, nullptr) == MKRT_OK);
 }
 
+TEST_CASE("a query that could spoil what the application captures does not ask, and fails") {
+  Gpu gpu;
+  const Work work;
+  const mkrt_rank_desc rank = lent_rank(gpu);
+  const OnGpu on(gpu, work, rank);
+  Hold holding;
+  enqueue(*on.session, request(entry_hold));
+  gpu.begin_capture(static_cast<Stream>(rank.stream));
+  gpu.fail_call(2, 999);
+  uint64_t reached = 0;
+  mkrt_error error = MKRT_ERROR_INIT;
+  CHECK(on.session->query(&reached, &error) == MKRT_ERROR_DRIVER);
+  CHECK(gpu.failed_call() == "capture_mode");
+  CHECK(error.driver_code == 999);
+  gpu.fail_none();
+  gpu.end_capture(static_cast<Stream>(rank.stream));
+}
+
 namespace {
 
 struct Captured {
