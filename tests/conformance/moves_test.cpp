@@ -1,6 +1,8 @@
 // Data movement between ranks on the host device, and what the load and the instructions refuse.
 #include "moves.hpp"
 
+#include "faults.hpp"
+
 namespace {
 
 using namespace mkrt::test;
@@ -157,4 +159,8 @@ TEST_CASE("a tile whose output overlaps its input is a fault, and nothing was wr
     session.read<float>(loaded.find_tensor("a"), after);
     CHECK(after == values);
   }
+}
+
+TEST_CASE("a fault of one of two tiles ends the execute and says which, and a reset session works") {
+  check_fault_before_another_tile(host_ranks(1));
 }

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "driver.hpp"
+#include "faults.hpp"
 #include "gpu.hpp"
 
 namespace {
@@ -141,6 +142,10 @@ TEST_CASE("a position outside the token list is a fault") {
     CHECK(error.status == MKRT_ERROR_FAULT);
     CHECK(contains(error.message, "the position is outside"));
   }
+}
+
+TEST_CASE("a fault of one of two tiles of a block ends the execute and says which, and a reset session works") {
+  check_fault_before_another_tile(gpu({1, 2, 0}));
 }
 
 TEST_CASE("executes queue up to 64 in flight, and one more is refused without harm") {
