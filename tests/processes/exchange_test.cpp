@@ -199,6 +199,20 @@ Outcome connect(const std::string& address, uint32_t number, uint32_t count, std
   return outcome;
 }
 
+// Connects, and gathers once, whatever comes of it.
+Outcome gather_once(const std::string& address, uint32_t number, uint32_t count) {
+  mkrt::Runtime runtime;
+  const mkrt::Exchange exchange(runtime, address, number, count, 10s);
+  std::vector<char> all;
+  std::vector<int32_t> descriptors;
+  Outcome outcome{};
+  outcome.error = MKRT_ERROR_INIT;
+  const int before = open_descriptors();
+  all_gather(exchange.extension(), {}, std::vector<char>(24, 'x'), all, descriptors, &outcome.error);
+  outcome.leaked = std::max(0, open_descriptors() - before);  // those of the exchange may have gone
+  return outcome;
+}
+
 }  // namespace
 
 TEST_CASE("bytes and descriptors of every process reach every other, in 1 to 8 processes, whoever comes first") {
@@ -327,16 +341,7 @@ TEST_CASE("an answer to an all-gather that is none of its kind is a failure, wha
     CAPTURE(round);
     const std::string address = new_address();
     FalseHub hub(address);
-    Process client([&](const Speaker& speaker) {
-      mkrt::Runtime runtime;
-      const mkrt::Exchange exchange(runtime, address, 1, 2, 10s);
-      std::vector<char> all;
-      std::vector<int32_t> descriptors;
-      Outcome outcome{};
-      outcome.error = MKRT_ERROR_INIT;
-      all_gather(exchange.extension(), {24, -1, 10s}, std::vector<char>(24, 'x'), all, descriptors, &outcome.error);
-      speaker.say(outcome);
-    });
+    Process client([&](const Speaker& speaker) { speaker.say(gather_once(address, 1, 2)); });
     hub.accept();
     Hello welcome;
     welcome.kind = 2;
@@ -370,28 +375,8 @@ TEST_CASE("a process that says garbage in an all-gather fails it for the others,
   for (int round = 0; round < 30; ++round) {
     CAPTURE(round);
     const std::string address = new_address();
-    Process hub([&](const Speaker& speaker) {
-      mkrt::Runtime runtime;
-      const mkrt::Exchange exchange(runtime, address, 0, 3, 10s);
-      std::vector<char> all;
-      std::vector<int32_t> descriptors;
-      Outcome outcome{};
-      outcome.error = MKRT_ERROR_INIT;
-      const int before = open_descriptors();
-      all_gather(exchange.extension(), {24, -1, 10s}, std::vector<char>(24, 'x'), all, descriptors, &outcome.error);
-      outcome.leaked = std::max(0, open_descriptors() - before);
-      speaker.say(outcome);
-    });
-    Process honest([&](const Speaker& speaker) {
-      mkrt::Runtime runtime;
-      const mkrt::Exchange exchange(runtime, address, 2, 3, 10s);
-      std::vector<char> all;
-      std::vector<int32_t> descriptors;
-      Outcome outcome{};
-      outcome.error = MKRT_ERROR_INIT;
-      all_gather(exchange.extension(), {24, -1, 10s}, std::vector<char>(24, 'x'), all, descriptors, &outcome.error);
-      speaker.say(outcome);
-    });
+    Process hub([&](const Speaker& speaker) { speaker.say(gather_once(address, 0, 3)); });
+    Process honest([&](const Speaker& speaker) { speaker.say(gather_once(address, 2, 3)); });
     const Stranger liar(address);
     const Hello hello;
     liar.say(&hello, sizeof(hello));

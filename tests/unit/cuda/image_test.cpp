@@ -30,6 +30,25 @@ base::Failure refusal(const Work& work, const FakeImage& image, const SimulatedD
   return failure;
 }
 
+// A program of one record, "wide", that reads a row of 32 KB, and an image that stages it in shared memory.
+package::Program wide_program() {
+  package::Program program;
+  program.tensors.resize(1);
+  program.tensors[0].dtype = package::Dtype::f32;
+  program.entries.resize(1);
+  package::Record& record = program.entries[0].records.emplace_back();
+  record.label = "wide";
+  record.operands.resize(1);
+  record.operands[0].emplace();
+  record.operands[0]->size = 8192;
+  return program;
+}
+mkrt_image_info info_of_wide() {
+  mkrt_image_info info = FakeImage(0).info;
+  info.staged_operands[0] = 1;
+  return info;
+}
+
 }  // namespace
 
 TEST_CASE("targets suit the devices that can run them") {
@@ -156,18 +175,8 @@ TEST_CASE("a file that is no image is the driver's error, and one that is not th
 }
 
 TEST_CASE("shared memory goes to whole rows as long as the ring keeps its pages, and else to pieces of rows") {
-  const Work work;
-  mkrt_image_info info = FakeImage(0).info;
-  package::Program program;
-  program.tensors.resize(1);
-  program.tensors[0].dtype = package::Dtype::f32;
-  program.entries.resize(1);
-  package::Record& record = program.entries[0].records.emplace_back();
-  record.label = "wide";
-  record.operands.resize(1);
-  record.operands[0].emplace();
-  record.operands[0]->size = 8192;  // 32 KB
-  info.staged_operands[0] = 1;
+  mkrt_image_info info = info_of_wide();
+  const package::Program program = wide_program();
   const auto available = [&](uint32_t pages, uint32_t buffer) {
     return info.fixed_shared_bytes + pages * info.page_bytes + 2 * buffer;
   };
@@ -202,17 +211,8 @@ TEST_CASE("shared memory goes to whole rows as long as the ring keeps its pages,
 }
 
 TEST_CASE("an image gets no more shared memory than it takes, and its ring the pages that it prefers") {
-  mkrt_image_info info = FakeImage(0).info;
-  package::Program program;
-  program.tensors.resize(1);
-  program.tensors[0].dtype = package::Dtype::f32;
-  program.entries.resize(1);
-  package::Record& record = program.entries[0].records.emplace_back();
-  record.label = "wide";
-  record.operands.resize(1);
-  record.operands[0].emplace();
-  record.operands[0]->size = 8192;
-  info.staged_operands[0] = 1;
+  mkrt_image_info info = info_of_wide();
+  const package::Program program = wide_program();
   constexpr uint32_t device = 200'000;
   const SharedMemoryPlan all = plan_shared_memory(program, info, device);
   info.preferred_pages = 3;
