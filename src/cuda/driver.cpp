@@ -39,6 +39,11 @@ const char* Driver::missing_for_ranks() const noexcept {
 #define MKRT_CUDA_CHECK(name, parameters, symbol, version) \
   if (name == nullptr) return #symbol;
   MKRT_CUDA_RANKS(MKRT_CUDA_CHECK)
+  return nullptr;
+}
+
+const char* Driver::missing_for_processes() const noexcept {
+  MKRT_CUDA_PROCESSES(MKRT_CUDA_CHECK)
 #undef MKRT_CUDA_CHECK
   return nullptr;
 }
@@ -86,6 +91,7 @@ std::shared_ptr<const Driver> open_driver() {
   driver.name = look_up<decltype(driver.name)>(get, #symbol, version);
   MKRT_CUDA_OPTIONAL(MKRT_CUDA_LOOK_UP)
   MKRT_CUDA_RANKS(MKRT_CUDA_LOOK_UP)
+  MKRT_CUDA_PROCESSES(MKRT_CUDA_LOOK_UP)
 #undef MKRT_CUDA_LOOK_UP
   const Result result = driver.initialize(0);
   if (result != result_success) {

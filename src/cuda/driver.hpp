@@ -77,17 +77,26 @@ namespace mkrt::cuda {
   X(memory_set_access, (DevicePointer address, size_t bytes, const MemoryAccess* access, size_t count),                \
     cuMemSetAccess, 10020)
 
+// Meshes of several processes need these as well.
+#define MKRT_CUDA_PROCESSES(X)                                                                           \
+  X(memory_export, (void* out_handle, PhysicalMemory memory, int handle_type, unsigned long long flags), \
+    cuMemExportToShareableHandle, 10020)                                                                 \
+  X(memory_import, (PhysicalMemory * out_memory, void* handle, int handle_type), cuMemImportFromShareableHandle, 10020)
+
 struct Driver {
 #define MKRT_CUDA_MEMBER(name, parameters, symbol, version) Result(MKRT_CUDA_CALL* name) parameters = nullptr;
   MKRT_CUDA_REQUIRED(MKRT_CUDA_MEMBER)
   MKRT_CUDA_OPTIONAL(MKRT_CUDA_MEMBER)
   MKRT_CUDA_RANKS(MKRT_CUDA_MEMBER)
+  MKRT_CUDA_PROCESSES(MKRT_CUDA_MEMBER)
 #undef MKRT_CUDA_MEMBER
 
   // Throws Failure(OUT_OF_MEMORY or DRIVER) where the result is not success; `what` completes "could not ...".
   void check(Result result, const std::string& what) const;
   // The first function that several ranks need and the driver lacks, or nullptr.
   const char* missing_for_ranks() const noexcept;
+  // The first of those that only several processes need.
+  const char* missing_for_processes() const noexcept;
   // "CUDA_ERROR_INVALID_VALUE (1): invalid argument", as far as the driver tells.
   std::string describe(Result result) const;
 };

@@ -41,6 +41,7 @@ enum DeviceAttribute : int {
   attribute_shared_memory_per_block_optin = 97,
   attribute_virtual_memory = 102,
   attribute_posix_memory_handles = 103,
+  attribute_fabric_memory_handles = 128,
 };
 
 enum PeerAttribute : int {
@@ -66,6 +67,7 @@ inline constexpr int memory_pinned_on_device = 1;
 inline constexpr int memory_location_device = 1;
 inline constexpr int memory_handle_none = 0;
 inline constexpr int memory_handle_posix = 1;
+inline constexpr int memory_handle_fabric = 8;
 inline constexpr int memory_access_read_write = 3;
 enum MemoryGranularity : int { granularity_recommended = 1 };
 
@@ -81,6 +83,10 @@ struct MemoryProperties {
   unsigned char flags[8];
 };
 static_assert(sizeof(MemoryProperties) == 16 + sizeof(void*) + 8);
+// What is passed around where a handle is no file descriptor.
+struct FabricHandle {
+  unsigned char bytes[64];
+};
 struct MemoryAccess {
   MemoryLocation location;
   int flags;

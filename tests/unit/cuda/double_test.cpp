@@ -5,6 +5,10 @@
 #include <optional>
 #include <thread>
 
+#ifdef __linux__
+#include <unistd.h>
+#endif
+
 #include "cuda/pages.hpp"
 #include "driver_double.hpp"
 
@@ -378,6 +382,71 @@ TEST_CASE("the double keeps books of mapped memory: who reaches it, and in which
   CHECK(seen(gpu).find("freed already") != std::string::npos);
   driver.stream_destroy(stream);
 }
+
+#ifdef __linux__
+TEST_CASE("the double hands memory on, in every kind of handle, and keeps it until the last who has it gives it back") {
+  DriverDouble gpu(std::vector<SimulatedDevice>{{.fabric_handles = true}});
+  const Retained retained(gpu);
+  const Driver& driver = *retained.driver;
+  Stream stream = nullptr;
+  REQUIRE(driver.stream_create(&stream, stream_non_blocking) == result_success);
+  for (const int type : {memory_handle_posix, memory_handle_fabric}) {
+    MemoryProperties properties{};
+    properties.type = memory_pinned_on_device;
+    properties.location = {memory_location_device, retained.device};
+    properties.handle_types = type;
+    size_t size = 0;
+    REQUIRE(driver.memory_granularity(&size, &properties, granularity_recommended) == result_success);
+    PhysicalMemory memory[2] = {};
+    REQUIRE(driver.memory_create(&memory[0], size, &properties, 0) == result_success);
+    union {
+      int descriptor;
+      FabricHandle fabric;
+    } handle{};
+    const int other = memory_handle_posix + memory_handle_fabric - type;
+    CHECK(driver.memory_export(&handle, memory[0], other, 0) != result_success);  // it was not asked for
+    REQUIRE(driver.memory_export(&handle, memory[0], type, 0) == result_success);
+    const auto passed = [&] {
+      return type == memory_handle_fabric ? static_cast<void*>(&handle.fabric)
+                                          : reinterpret_cast<void*>(static_cast<intptr_t>(handle.descriptor));
+    };
+    REQUIRE(driver.memory_import(&memory[1], passed(), type) == result_success);
+    const size_t before = gpu.live_objects();
+    if (type == memory_handle_posix) {
+      CHECK(::close(handle.descriptor) == 0);
+      CHECK(gpu.live_objects() == before - 1);
+      CHECK(driver.memory_import(&memory[1], passed(), type) != result_success);
+    }
+    DevicePointer ranges[2] = {};
+    const MemoryAccess access{{memory_location_device, retained.device}, memory_access_read_write};
+    for (int i = 0; i < 2; ++i) {
+      REQUIRE(driver.address_reserve(&ranges[i], size, size, 0, 0) == result_success);
+      REQUIRE(driver.memory_map(ranges[i], size, 0, memory[i], 0) == result_success);
+      REQUIRE(driver.memory_set_access(ranges[i], size, &access, 1) == result_success);
+    }
+    const auto byte_at = [&](DevicePointer address) {
+      unsigned char byte = 0;
+      REQUIRE(driver.copy_to_host(&byte, address, 1, stream) == result_success);
+      REQUIRE(driver.stream_synchronize(stream) == result_success);
+      return byte;
+    };
+    REQUIRE(driver.fill_bytes(ranges[0], 0x17, size, stream) == result_success);
+    CHECK(byte_at(ranges[1] + size - 1) == 0x17);
+    // Who made it goes first.
+    CHECK(driver.memory_unmap(ranges[0], size) == result_success);
+    CHECK(driver.memory_release(memory[0]) == result_success);
+    CHECK(byte_at(ranges[1]) == 0x17);
+    gpu.set_free_memory(0, 0);
+    CHECK(driver.memory_create(&memory[0], size, &properties, 0) == result_out_of_memory);
+    CHECK(driver.memory_unmap(ranges[1], size) == result_success);
+    CHECK(driver.memory_release(memory[1]) == result_success);
+    REQUIRE(driver.memory_create(&memory[0], size, &properties, 0) == result_success);
+    CHECK(driver.memory_release(memory[0]) == result_success);
+    for (const DevicePointer range : ranges) CHECK(driver.address_free(range, size) == result_success);
+  }
+  driver.stream_destroy(stream);
+}
+#endif
 
 TEST_CASE("the double fails the call that it is told to, and gives back nevertheless") {
   DriverDouble gpu;

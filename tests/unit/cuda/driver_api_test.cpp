@@ -36,7 +36,7 @@ TEST_CASE("every function of the table has the signature that its version has"){
     CHECK_MESSAGE(same, #symbol);                                                              \
   }
     MKRT_CUDA_REQUIRED(MKRT_CHECK_SIGNATURE) MKRT_CUDA_OPTIONAL(MKRT_CHECK_SIGNATURE)
-        MKRT_CUDA_RANKS(MKRT_CHECK_SIGNATURE)
+        MKRT_CUDA_RANKS(MKRT_CHECK_SIGNATURE) MKRT_CUDA_PROCESSES(MKRT_CHECK_SIGNATURE)
 #undef MKRT_CHECK_SIGNATURE
 }
 
@@ -58,12 +58,14 @@ TEST_CASE("constants have the values of cuda.h") {
   CHECK(int{attribute_shared_memory_per_block_optin} == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
   CHECK(int{attribute_virtual_memory} == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
   CHECK(int{attribute_posix_memory_handles} == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+  CHECK(int{attribute_fabric_memory_handles} == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED);
   CHECK(int{peer_access_supported} == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED);
   CHECK(int{peer_native_atomics} == CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED);
   CHECK(memory_pinned_on_device == CU_MEM_ALLOCATION_TYPE_PINNED);
   CHECK(memory_location_device == CU_MEM_LOCATION_TYPE_DEVICE);
   CHECK(memory_handle_none == CU_MEM_HANDLE_TYPE_NONE);
   CHECK(memory_handle_posix == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  CHECK(memory_handle_fabric == CU_MEM_HANDLE_TYPE_FABRIC);
   CHECK(memory_access_read_write == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   CHECK(int{granularity_recommended} == CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
   CHECK(int{function_max_threads_per_block} == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
@@ -85,6 +87,7 @@ TEST_CASE("structs have the layout of cuda.h") {
   CHECK(offsetof(MemoryProperties, location.id) == offsetof(CUmemAllocationProp, location.id));
   CHECK(offsetof(MemoryProperties, windows_attributes) == offsetof(CUmemAllocationProp, win32HandleMetaData));
   CHECK(offsetof(MemoryProperties, flags) == offsetof(CUmemAllocationProp, allocFlags));
+  CHECK(sizeof(FabricHandle) == sizeof(CUmemFabricHandle));
   CHECK(sizeof(MemoryAccess) == sizeof(CUmemAccessDesc));
   CHECK(offsetof(MemoryAccess, flags) == offsetof(CUmemAccessDesc, flags));
   CHECK(sizeof(LaunchAttribute) == sizeof(CUlaunchAttribute));

@@ -18,7 +18,10 @@
 #include "kernel_double.hpp"
 
 #if defined(__linux__)
+#include <dirent.h>
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #endif
 
@@ -100,6 +103,97 @@ struct ContextStack {
 thread_local ContextStack stack;
 thread_local CaptureMode capture_mode_of_thread = capture_global;
 
+#if defined(__linux__)
+// Reserved addresses.
+class AddressRange {
+ public:
+  AddressRange(size_t bytes, size_t alignment) : all_(bytes + alignment) {
+    begin_ = ::mmap(nullptr, all_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (begin_ == MAP_FAILED) std::abort();
+    data_ = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(begin_) + alignment - 1) / alignment * alignment);
+  }
+  AddressRange(const AddressRange&) = delete;
+  AddressRange& operator=(const AddressRange&) = delete;
+  ~AddressRange() { ::munmap(begin_, all_); }
+  std::byte* data() const { return data_; }
+
+ private:
+  size_t all_;
+  void* begin_;
+  std::byte* data_;
+};
+
+// Pages that lie at any number of addresses, as memory does that several processes have mapped. Who uses an address
+// where they do not lie any more crashes.
+class Pages {
+ public:
+  explicit Pages(size_t bytes) : bytes_(bytes), file_(::memfd_create("simulated device memory", MFD_CLOEXEC)) {
+    const std::vector<unsigned char> nothing(bytes, 0xa5);  // what lies there means nothing
+    if (::write(file_, nothing.data(), bytes) != static_cast<ssize_t>(bytes)) std::abort();
+  }
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+  ~Pages() { ::close(file_); }
+
+  void map(std::byte* at) const {
+    if (::mmap(at, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file_, 0) == MAP_FAILED) std::abort();
+  }
+  void unmap(std::byte* at) const {
+    constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    if (::mmap(at, bytes_, PROT_NONE, flags, -1, 0) == MAP_FAILED) std::abort();
+  }
+  // A descriptor for others, who close it.
+  int share() const { return ::fcntl(file_, F_DUPFD_CLOEXEC, 0); }
+  bool has(int descriptor) const { return descriptor == file_; }
+  uint64_t number() const { return number_of(file_); }
+  // The same for all descriptors of the same pages; 0: the descriptor is of no file.
+  static uint64_t number_of(int descriptor) {
+    struct stat file {};
+    return ::fstat(descriptor, &file) == 0 ? file.st_ino : 0;
+  }
+  // Descriptors of this process.
+  static std::vector<int> open_descriptors() {
+    std::vector<int> all;
+    DIR* const folder = ::opendir("/proc/self/fd");
+    while (const dirent* entry = folder == nullptr ? nullptr : ::readdir(folder))
+      all.push_back(std::atoi(entry->d_name));
+    if (folder != nullptr) ::closedir(folder);
+    return all;
+  }
+
+ private:
+  size_t bytes_;
+  int file_;
+};
+#else
+// Where pages cannot lie at two addresses they are the range's own, and there are no handles for others.
+class AddressRange {
+ public:
+  AddressRange(size_t bytes, size_t alignment) : data_(static_cast<std::byte*>(std::aligned_alloc(alignment, bytes))) {}
+  AddressRange(const AddressRange&) = delete;
+  AddressRange& operator=(const AddressRange&) = delete;
+  ~AddressRange() { std::free(data_); }
+  std::byte* data() const { return data_; }
+
+ private:
+  std::byte* data_;
+};
+class Pages {
+ public:
+  explicit Pages(size_t bytes) : bytes_(bytes) {}
+  void map(std::byte* at) const { std::memset(at, 0xa5, bytes_); }
+  void unmap(std::byte*) const {}
+  int share() const { return -1; }
+  bool has(int) const { return false; }
+  uint64_t number() const { return 0; }
+  static uint64_t number_of(int) { return 0; }
+  static std::vector<int> open_descriptors() { return {}; }
+
+ private:
+  size_t bytes_;
+};
+#endif
+
 }  // namespace
 
 class DriverDouble::State {
@@ -118,8 +212,9 @@ class DriverDouble::State {
     Result injected = result_success;
     {
       const std::lock_guard lock(mutex_);
-      ++calls_;
-      if (fail_at_ != 0 && (calls_ == fail_at_ || (fail_after_ && calls_ > fail_at_))) {
+      const bool counted = fail_thread_ == std::thread::id() || fail_thread_ == std::this_thread::get_id();
+      if (counted) ++calls_;
+      if (counted && fail_at_ != 0 && (calls_ == fail_at_ || (fail_after_ && calls_ > fail_at_))) {
         injected = fail_with_;
         if (failed_.empty()) failed_ = name;
         blind_ |= lets_wait(name);
@@ -197,6 +292,7 @@ class DriverDouble::State {
       case attribute_shared_memory_per_block_optin: *out = found->shared_memory; break;
       case attribute_virtual_memory: *out = found->virtual_memory ? 1 : 0; break;
       case attribute_posix_memory_handles: *out = found->posix_handles ? 1 : 0; break;
+      case attribute_fabric_memory_handles: *out = found->fabric_handles ? 1 : 0; break;
       default: return result_invalid_value;
     }
     return result_success;
@@ -339,7 +435,7 @@ class DriverDouble::State {
       owner = found->second.context;
     }
     require_owner(owner, "memory_free");
-    const size_t bytes = end_use(memory_, address, owner->device);
+    const size_t bytes = end_use(memory_, address, owner);
     tell_release();
     count_memory(owner->device, -static_cast<ptrdiff_t>(bytes));
     const std::lock_guard lock(mutex_);
@@ -347,15 +443,15 @@ class DriverDouble::State {
     memory_.erase(address);
     return result_success;
   }
-  // Waits until nothing is on its way on the device, as the driver does before it frees memory. That something uses the
-  // memory is a violation all the same: the wait is promised nowhere.
+  // Waits until nothing is on its way in the context, as the driver does before it frees memory. That something uses
+  // the memory is a violation all the same: the wait is promised nowhere.
   template <class Blocks>
-  size_t end_use(const Blocks& blocks, uint64_t address, int device) {
+  size_t end_use(const Blocks& blocks, uint64_t address, Context owner) {
     std::unique_lock lock(mutex_);
     const size_t bytes = blocks.at(address).bytes;
     wait_unused(lock, address, bytes, "freed");
     lock.unlock();
-    wait_for_device(device);
+    wait_for_context(owner);
     return bytes;
   }
   void tell_release() {
@@ -394,7 +490,7 @@ class DriverDouble::State {
       owner = found->second.context;
     }
     require_owner(owner, "host_free");
-    end_use(pinned_, address, owner->device);
+    end_use(pinned_, address, owner);
     const std::lock_guard lock(mutex_);
     pinned_.erase(address);
     return result_success;
@@ -475,14 +571,20 @@ class DriverDouble::State {
 
   static constexpr size_t granularity = 65'536;
 
-  // A range of reserved addresses, and the host memory that stands for whatever is mapped there.
+  // A range of reserved addresses; host memory stands for whatever is mapped there.
   struct Range {
-    std::unique_ptr<std::byte, decltype(&std::free)> memory;
+    std::unique_ptr<AddressRange> addresses;
     size_t bytes;
   };
-  struct Physical {
+  // Memory by itself, of which each process that has it has a handle.
+  struct Allocation {
     int device;
     size_t bytes;
+    int handle_types;  // in which it can be handed on
+    Pages pages;
+  };
+  struct Physical {
+    std::shared_ptr<Allocation> allocation;
     bool mapped;
   };
   struct Mapping {
@@ -519,8 +621,9 @@ class DriverDouble::State {
         properties.location.type != memory_location_device || !found->virtual_memory) {
       return nullptr;
     }
-    const bool plain = properties.handle_types == memory_handle_none;
-    return plain || (properties.handle_types == memory_handle_posix && found->posix_handles) ? found : nullptr;
+    const int can =
+        (found->posix_handles ? memory_handle_posix : 0) | (found->fabric_handles ? memory_handle_fabric : 0);
+    return (properties.handle_types & ~can) == 0 ? found : nullptr;
   }
   Result memory_granularity(size_t* out, const MemoryProperties* properties, MemoryGranularity which) {
     if (device_of(*properties) == nullptr || which != granularity_recommended) return result_invalid_value;
@@ -532,10 +635,10 @@ class DriverDouble::State {
     if (bytes == 0 || bytes % granularity != 0 || alignment % granularity != 0 || wanted != 0 || flags != 0) {
       return result_invalid_value;
     }
-    auto* memory = static_cast<std::byte*>(std::aligned_alloc(granularity, bytes));
-    *out = reinterpret_cast<uintptr_t>(memory) + bias;
+    auto addresses = std::make_unique<AddressRange>(bytes, granularity);
+    *out = reinterpret_cast<uintptr_t>(addresses->data()) + bias;
     const std::lock_guard lock(mutex_);
-    ranges_.emplace(*out, Range{{memory, &std::free}, bytes});
+    ranges_.emplace(*out, Range{std::move(addresses), bytes});
     return result_success;
   }
   Result address_free(DevicePointer address, size_t bytes) {
@@ -566,14 +669,63 @@ class DriverDouble::State {
       if (bytes > free) return result_out_of_memory;
       free -= bytes;
       *out = ++last_physical_;
-      physical_.emplace(*out, Physical{device, bytes, false});
+      std::shared_ptr<Allocation> allocation(new Allocation{device, bytes, properties->handle_types, Pages(bytes)});
+      physical_.emplace(*out, Physical{std::move(allocation), false});
     }
     count_memory(device, static_cast<ptrdiff_t>(bytes));
     return result_success;
   }
+  Result memory_export(void* out, PhysicalMemory memory, int handle_type, unsigned long long flags) {
+    const std::lock_guard lock(mutex_);
+    const auto found = physical_.find(memory);
+    if (found == physical_.end() || flags != 0) return result_invalid_value;
+    const Allocation& allocation = *found->second.allocation;
+    if (handle_type == 0 || (handle_type & ~allocation.handle_types) != 0) return result_invalid_value;
+    if (handle_type == memory_handle_posix) {
+      const int descriptor = allocation.pages.share();
+      std::memcpy(out, &descriptor, sizeof(descriptor));
+      exported_.insert(allocation.pages.number());
+    } else {
+      FabricHandle handle{};
+      std::memcpy(handle.bytes, &memory, sizeof(memory));
+      std::memcpy(out, &handle, sizeof(handle));
+    }
+    return result_success;
+  }
+  Result memory_import(PhysicalMemory* out, void* handle, int handle_type) {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<Allocation> allocation;
+    if (handle_type == memory_handle_posix) {
+      const uint64_t number = Pages::number_of(static_cast<int>(reinterpret_cast<intptr_t>(handle)));
+      for (const auto& [id, known] : physical_) {
+        if (number != 0 && known.allocation->pages.number() == number) allocation = known.allocation;
+      }
+    } else if (handle_type == memory_handle_fabric) {
+      PhysicalMemory memory = 0;
+      std::memcpy(&memory, handle, sizeof(memory));
+      const auto found = physical_.find(memory);
+      if (found != physical_.end()) allocation = found->second.allocation;
+    }
+    if (allocation == nullptr || (allocation->handle_types & handle_type) == 0) return result_invalid_value;
+    *out = ++last_physical_;
+    physical_.emplace(*out, Physical{std::move(allocation), false});
+    return result_success;
+  }
+  // Descriptors of memory that the library got for other processes, or from them, and did not close. With the mutex
+  // held.
+  size_t open_exports() const {
+    if (exported_.empty()) return 0;
+    size_t count = 0;
+    for (const int descriptor : Pages::open_descriptors()) {
+      const bool own = std::any_of(physical_.begin(), physical_.end(),
+                                   [&](const auto& known) { return known.second.allocation->pages.has(descriptor); });
+      if (!own && exported_.count(Pages::number_of(descriptor)) != 0) ++count;
+    }
+    return count;
+  }
   Result memory_release(PhysicalMemory memory) {
     tell_release();
-    Physical released{};
+    std::shared_ptr<Allocation> released;
     {
       const std::lock_guard lock(mutex_);
       const auto found = physical_.find(memory);
@@ -581,11 +733,12 @@ class DriverDouble::State {
         violations_.push_back("memory is released that does not exist, is released already, or is mapped");
         return result_invalid_value;
       }
-      released = found->second;
-      free_bytes_[static_cast<size_t>(released.device)] += released.bytes;
+      released = std::move(found->second.allocation);
       physical_.erase(found);
+      if (released.use_count() > 1) return result_success;  // other processes have it
+      free_bytes_[static_cast<size_t>(released->device)] += released->bytes;
     }
-    count_memory(released.device, -static_cast<ptrdiff_t>(released.bytes));
+    count_memory(released->device, -static_cast<ptrdiff_t>(released->bytes));
     return result_success;
   }
   Result memory_map(DevicePointer address, size_t bytes, size_t offset, PhysicalMemory memory,
@@ -597,7 +750,7 @@ class DriverDouble::State {
     --range;
     const uint64_t start = address - range->first;
     if (start % granularity != 0 || start >= range->second.bytes || bytes > range->second.bytes - start ||
-        offset != 0 || bytes != found->second.bytes || found->second.mapped) {
+        offset != 0 || bytes != found->second.allocation->bytes || found->second.mapped) {
       return result_invalid_value;
     }
     const auto next = mappings_.lower_bound(address);
@@ -606,7 +759,7 @@ class DriverDouble::State {
       return result_invalid_value;
     }
     found->second.mapped = true;
-    std::memset(range->second.memory.get() + start, 0xa5, bytes);
+    found->second.allocation->pages.map(range->second.addresses->data() + start);
     mappings_.emplace(address, Mapping{bytes, memory, {}});
     return result_success;
   }
@@ -632,7 +785,9 @@ class DriverDouble::State {
       return result_invalid_value;
     }
     wait_unused(lock, address, bytes, "unmapped");
-    physical_.at(found->second.memory).mapped = false;
+    Physical& physical = physical_.at(found->second.memory);
+    physical.mapped = false;
+    physical.allocation->pages.unmap(reinterpret_cast<std::byte*>(address - bias));
     mappings_.erase(found);
     return result_success;
   }
@@ -641,7 +796,7 @@ class DriverDouble::State {
     const std::lock_guard lock(mutex_);
     const auto found = mappings_.find(address);
     if (found == mappings_.end() || found->second.bytes != bytes || count == 0) return result_invalid_value;
-    const int owner = physical_.at(found->second.memory).device;
+    const int owner = physical_.at(found->second.memory).allocation->device;
     for (size_t i = 0; i < count; ++i) {
       const int device = access[i].location.id - number_base;
       if (access[i].location.type != memory_location_device || access[i].flags != memory_access_read_write ||
@@ -789,13 +944,13 @@ class DriverDouble::State {
     violate(call + (capturing ? " of a stream that is capturing" : " while a stream is capturing"));
     return false;
   }
-  void wait_for_device(int device) {
+  void wait_for_context(Context context) {
     std::vector<std::shared_ptr<StreamObject>> streams;
     {
       const std::lock_guard lock(mutex_);
       for (const auto* all : {&streams_, &destroyed_}) {
         for (const auto& stream : *all) {
-          if (stream->context->device == device) streams.push_back(stream);
+          if (stream->context == context) streams.push_back(stream);
         }
       }
     }
@@ -949,7 +1104,7 @@ class DriverDouble::State {
   }
   Result module_unload(Module module) {
     if (!require_module(module, "module_unload")) return result_invalid_handle;
-    wait_for_device(module->context->device);
+    wait_for_context(module->context);
     const std::lock_guard lock(mutex_);
     if (module->info_address != 0) {
       free_bytes_[static_cast<size_t>(module->context->device)] += memory_.at(module->info_address).bytes;
@@ -1090,8 +1245,8 @@ class DriverDouble::State {
   }
   size_t live_objects() {
     const std::lock_guard lock(mutex_);
-    size_t count =
-        pinned_.size() + registered_.size() + modules_.size() + ranges_.size() + physical_.size() + mappings_.size();
+    size_t count = pinned_.size() + registered_.size() + modules_.size() + ranges_.size() + physical_.size() +
+                   mappings_.size() + open_exports();
     for (const auto& block : memory_) count += block.second.of_application ? 0 : 1;
     for (const auto& stream : streams_) count += stream->of_application ? 0 : 1;
     for (const Primary& primary : primaries_) count += static_cast<size_t>(primary.retained);
@@ -1126,6 +1281,7 @@ class DriverDouble::State {
   std::map<uint64_t, Mapping> mappings_;  // by device address
   std::map<PhysicalMemory, Physical> physical_;
   PhysicalMemory last_physical_ = 0;
+  std::set<uint64_t> exported_;  // numbers of pages
   std::map<std::pair<int, int>, Path> paths_;
   std::multiset<uint64_t> in_use_;  // by what streams still have to do; of a launch, its first rank's control words
   std::condition_variable use_ended_;
@@ -1138,6 +1294,7 @@ class DriverDouble::State {
   Result break_next_ = result_success;
   uint64_t calls_ = 0;
   uint64_t fail_at_ = 0;
+  std::thread::id fail_thread_;  // whose calls count; none: everybody's
   Result fail_with_ = result_success;
   bool fail_after_ = false;
   std::string failed_;
@@ -1203,6 +1360,7 @@ DriverDouble::DriverDouble(std::vector<SimulatedDevice> devices) : state_(std::m
   state_->table_.function = Entry<&State::function>::call;
   MKRT_CUDA_REQUIRED(MKRT_DOUBLE_BIND)
   MKRT_CUDA_RANKS(MKRT_DOUBLE_BIND)
+  MKRT_CUDA_PROCESSES(MKRT_DOUBLE_BIND)
   MKRT_DOUBLE_BIND(host_register, , , )
   MKRT_DOUBLE_BIND(host_unregister, , , )
 #undef MKRT_DOUBLE_BIND
@@ -1237,8 +1395,15 @@ void DriverDouble::fail_call(uint64_t number, Result result, bool all_after) {
   state_->fail_at_ = number;
   state_->fail_with_ = result;
   state_->fail_after_ = all_after;
+  state_->fail_thread_ = {};
   state_->failed_.clear();
   state_->blind_ = false;
+}
+
+void DriverDouble::fail_call_of_this_thread(uint64_t number, Result result, bool all_after) {
+  fail_call(number, result, all_after);
+  const std::lock_guard lock(state_->mutex_);
+  state_->fail_thread_ = std::this_thread::get_id();
 }
 
 uint64_t DriverDouble::call_count() const {
@@ -1293,6 +1458,7 @@ void DriverDouble::forget(const char* name) {
   if (std::string(name) == #function) state_->table_.function = nullptr;
   MKRT_CUDA_OPTIONAL(MKRT_DOUBLE_FORGET)
   MKRT_CUDA_RANKS(MKRT_DOUBLE_FORGET)
+  MKRT_CUDA_PROCESSES(MKRT_DOUBLE_FORGET)
 #undef MKRT_DOUBLE_FORGET
 }
 
@@ -1322,14 +1488,14 @@ DevicePointer DriverDouble::allocate(Context context, size_t bytes) {
 }
 
 void DriverDouble::free(DevicePointer address) {
-  int device = 0;
+  Context owner = nullptr;
   {
     const std::lock_guard lock(state_->mutex_);
-    device = state_->memory_.at(address).context->device;
+    owner = state_->memory_.at(address).context;
   }
-  state_->wait_for_device(device);
+  state_->wait_for_context(owner);
   const std::lock_guard lock(state_->mutex_);
-  state_->free_bytes_[static_cast<size_t>(device)] += state_->memory_.at(address).bytes;
+  state_->free_bytes_[static_cast<size_t>(owner->device)] += state_->memory_.at(address).bytes;
   state_->memory_.erase(address);
 }
 

@@ -7,6 +7,7 @@
 //  - calls without a current context, or with another context than that of the objects they name;
 //  - contexts that are popped without a push, or still pushed when a thread ends;
 //  - mapped memory that is freed in another order than unmap, release, free of the addresses;
+//  - descriptors of memory, for other processes or from them, that are not closed;
 //  - memory of whatever kind that is given back while something on its way on a stream uses it;
 //  - addresses that a copy, a fill or a kernel uses and that lie in no memory of the device;
 //  - launches that the device could not take, or that are not cooperative;
@@ -14,6 +15,9 @@
 //  - streams that are asked or waited for while they are capturing, or while another is, by a thread whose mode forbids
 //    it.
 // Device addresses are host addresses with a bias that no processor can read through: host code that uses one crashes.
+//
+// Memory that is created can be mapped at several addresses, so one double stands for the drivers of several processes
+// that map each other's.
 //
 // Streams are threads, so work overlaps as on a device. A launch runs the encoded table with the code of a host
 // instruction set and keeps queue, epoch, report, timeline and trace as include/mkrt/device/launch.h says.
@@ -45,6 +49,7 @@ struct SimulatedDevice {
   bool cooperative = true;
   bool virtual_memory = true;
   bool posix_handles = true;
+  bool fabric_handles = false;
   size_t memory = size_t{1} << 30;
 };
 
@@ -85,6 +90,8 @@ class DriverDouble {
   // From now on, call number `number` (from 1) returns `result`; with `all_after` all later ones as well. Calls that
   // give something back do it nevertheless, as the driver does when it reports an earlier failure.
   void fail_call(uint64_t number, Result result, bool all_after = false);
+  // The same where only calls of the calling thread count: a test's threads may stand for processes.
+  void fail_call_of_this_thread(uint64_t number, Result result, bool all_after = false);
   void fail_none() { fail_call(0, result_success); }
   uint64_t call_count() const;      // since the last fail_call
   std::string failed_call() const;  // the first that was made to fail, such as "memory_allocate"; empty: none yet

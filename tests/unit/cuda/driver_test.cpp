@@ -57,12 +57,14 @@ std::string lacks(const std::string& symbol) {
 const std::vector<std::string> required = {MKRT_CUDA_REQUIRED(MKRT_SYMBOL)};
 const std::vector<std::string> optional = {MKRT_CUDA_OPTIONAL(MKRT_SYMBOL)};
 const std::vector<std::string> for_ranks = {MKRT_CUDA_RANKS(MKRT_SYMBOL)};
+const std::vector<std::string> for_processes = {MKRT_CUDA_PROCESSES(MKRT_SYMBOL)};
 #undef MKRT_SYMBOL
 
 // What the table has for each symbol.
 std::map<std::string, void*> functions_of(const Driver& driver) {
 #define MKRT_FUNCTION(name, parameters, symbol, version) {#symbol, reinterpret_cast<void*>(driver.name)},
-  return {MKRT_CUDA_REQUIRED(MKRT_FUNCTION) MKRT_CUDA_OPTIONAL(MKRT_FUNCTION) MKRT_CUDA_RANKS(MKRT_FUNCTION)};
+  return {MKRT_CUDA_REQUIRED(MKRT_FUNCTION) MKRT_CUDA_OPTIONAL(MKRT_FUNCTION) MKRT_CUDA_RANKS(MKRT_FUNCTION)
+              MKRT_CUDA_PROCESSES(MKRT_FUNCTION)};
 #undef MKRT_FUNCTION
 }
 
@@ -91,6 +93,7 @@ TEST_CASE("every function is looked up once, at its version, with the default fl
     CHECK(asked.size() == fake->symbols.size());
   }
   CHECK(driver->missing_for_ranks() == nullptr);
+  CHECK(driver->missing_for_processes() == nullptr);
   CHECK(driver->initialize(1) == 1);  // the library stays loaded as long as its table
 }
 
@@ -112,7 +115,8 @@ TEST_CASE("a driver without a function that is required is refused, with its nam
 
 TEST_CASE("a driver without a function that is optional opens, and has all others") {
   const Fake fake;
-  for (const auto* const symbols : {&optional, &for_ranks}) {
+  const auto text_of = [](const char* symbol) { return std::string(symbol != nullptr ? symbol : ""); };
+  for (const auto* const symbols : {&optional, &for_ranks, &for_processes}) {
     for (const std::string& symbol : *symbols) {
       CAPTURE(symbol);
       fake->missing = symbol;
@@ -120,8 +124,8 @@ TEST_CASE("a driver without a function that is optional opens, and has all other
         fake->result_of_missing = result;
         const std::shared_ptr<const Driver> driver = open_driver();
         CHECK(functions_of(*driver) == functions_of(fake, symbol));
-        const char* const missing = driver->missing_for_ranks();
-        CHECK(std::string(missing != nullptr ? missing : "") == (symbols == &for_ranks ? symbol : ""));
+        CHECK(text_of(driver->missing_for_ranks()) == (symbols == &for_ranks ? symbol : ""));
+        CHECK(text_of(driver->missing_for_processes()) == (symbols == &for_processes ? symbol : ""));
       }
     }
   }

@@ -28,6 +28,7 @@ Result error_text(Result, const char** out_text) {
 enum class SymbolNumber {
 #define MKRT_NUMBER(name, parameters, symbol, version) symbol,
   MKRT_CUDA_REQUIRED(MKRT_NUMBER) MKRT_CUDA_OPTIONAL(MKRT_NUMBER) MKRT_CUDA_RANKS(MKRT_NUMBER)
+      MKRT_CUDA_PROCESSES(MKRT_NUMBER)
 #undef MKRT_NUMBER
 };
 template <SymbolNumber number, class Pointer>
@@ -42,6 +43,7 @@ std::map<std::string, FakeLibrary::Symbol> all_symbols() {
 #define MKRT_SYMBOL(name, parameters, symbol, version) \
   {#symbol, {version, reinterpret_cast<void*>(Symbol<SymbolNumber::symbol, decltype(Driver::name)>::call)}},
       MKRT_CUDA_REQUIRED(MKRT_SYMBOL) MKRT_CUDA_OPTIONAL(MKRT_SYMBOL) MKRT_CUDA_RANKS(MKRT_SYMBOL)
+          MKRT_CUDA_PROCESSES(MKRT_SYMBOL)
 #undef MKRT_SYMBOL
   };
   symbols["cuInit"].address = reinterpret_cast<void*>(initialize);
