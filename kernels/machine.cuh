@@ -251,13 +251,19 @@ __device__ __noinline__ void begin_ranks() {
   }
 }
 
-// By the last block of a rank. Release: the rank's tiles come before whatever follows the launch on any rank.
-__device__ __noinline__ void end_ranks() {
+// By the last block of a rank, when all others have left. Release: the rank's tiles come before whatever follows the
+// launch on any rank. Returns why somebody left before its tiles were done, or 0.
+__device__ __noinline__ uint32_t end_ranks() {
+  const uint32_t abort = ptx::load_relaxed_gpu(&control()->abort);
   for (uint32_t rank = 0; rank < launch().rank_count; ++rank) {
+    // Not everybody may have been told, such as by the host of another process. Before the add, so that none takes this
+    // rank for one that is done.
+    if (abort != 0) ptx::compare_swap_relaxed_system(&control_at(rank)->abort, 0, abort);
     ptx::add_release_system(&control_at(rank)->ranks_ended, 1);
   }
   wait_for_ranks(&control()->ranks_ended, MKRT_REPORT_END);
   ++control()->launches;
+  return ptx::load_relaxed_gpu(&control()->abort);
 }
 
 // ---- tracing ------------------------------------------------------------------------------------------------------
@@ -734,6 +740,27 @@ __device__ inline void start_block(const mkrt_launch& launch) {
   if (launch.rank_count != 1 && share.block == 0 && threadIdx.x == 0) begin_ranks();
 }
 
+// Release at system scope: a host that sees the status sees the rest.
+__device__ __noinline__ void tell_host(mkrt_report report) {
+  auto* out = reinterpret_cast<mkrt_report*>(launch().report);
+  const uint32_t status = report.status;
+  report.status = 0;
+  *out = report;
+  ptx::store_release_system(&out->status, status);
+}
+
+// A rank that left on account of others, or of the host: where these are in another process, its own host would take
+// the launch for one that was done. Launches that follow leave as well, and must not write over what is there.
+__device__ __noinline__ void tell_host_of_leaving(uint32_t abort) {
+  if (reinterpret_cast<volatile mkrt_report*>(launch().report)->status != 0) return;
+  mkrt_report report{};
+  report.status = abort;
+  report.rank = launch().rank;
+  report.record = MKRT_REPORT_LEFT;
+  report.timeline_value = launch().timeline_value;
+  tell_host(report);
+}
+
 // The last block of a rank to leave makes the control words ready for the next launch and tells the host.
 __device__ inline void finish_block() {
   __syncthreads();
@@ -743,15 +770,11 @@ __device__ inline void finish_block() {
   control()->queue = 0;
   control()->blocks_done = 0;
   *reinterpret_cast<uint32_t*>(launch().epoch) += launch().step_count;
-  if (launch().rank_count != 1) end_ranks();
-  if (control()->report.status != 0 && control()->report.timeline_value == launch().timeline_value) {
-    auto* out = reinterpret_cast<mkrt_report*>(launch().report);
-    mkrt_report report = control()->report;
-    const uint32_t status = report.status;
-    report.status = 0;
-    *out = report;
-    // Release at system scope: a host that sees the status sees the rest.
-    ptx::store_release_system(&out->status, status);
+  const uint32_t abort = launch().rank_count != 1 ? end_ranks() : 0;
+  if (control()->report.status != 0) {
+    if (control()->report.timeline_value == launch().timeline_value) tell_host(control()->report);
+  } else if (abort != 0) {
+    tell_host_of_leaving(abort);
   }
   __threadfence_system();
   ptx::store_release_system(reinterpret_cast<uint64_t*>(launch().timeline), launch().timeline_value);

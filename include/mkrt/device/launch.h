@@ -45,12 +45,14 @@ typedef struct mkrt_image_info {
 
 /* Which tile gave up, and why. The launch's last block copies it to host memory. Since 0.1. */
 typedef struct mkrt_report {
-  uint32_t status; /* 0, MKRT_ERROR_DEADLINE, MKRT_ERROR_FAULT or MKRT_ERROR_CANCELLED; written last */
+  uint32_t status; /* 0, MKRT_ERROR_DEADLINE or _FAULT, or what an abort word was; written last */
   uint32_t rank;
   uint32_t sm;
-  uint32_t record; /* or MKRT_REPORT_BEGIN or _END: the rank waited for the others, `value_seen` of them had come */
-  uint64_t tile;   /* number inside the record */
-  uint64_t step;   /* of the launch */
+  /* Or MKRT_REPORT_BEGIN or _END: the rank waited for the others, `value_seen` of them had come. Or MKRT_REPORT_LEFT:
+   * no tile of the rank gave up; it left because its abort word said so. Only where there are several ranks. */
+  uint32_t record;
+  uint64_t tile; /* number inside the record */
+  uint64_t step; /* of the launch */
   uint32_t counter;
   uint32_t value_seen;
   uint32_t value_wanted;
@@ -59,13 +61,15 @@ typedef struct mkrt_report {
   uint64_t timeline_value; /* of the launch that it belongs to; others may follow before the host looks */
 } mkrt_report;
 /* Values of mkrt_report.record that are no records. Since 0.1. */
-enum { MKRT_REPORT_BEGIN = 0x7ffffffe, MKRT_REPORT_END = 0x7fffffff };
+enum { MKRT_REPORT_LEFT = 0x7ffffffd, MKRT_REPORT_BEGIN = 0x7ffffffe, MKRT_REPORT_END = 0x7fffffff };
 
 /* State of a session on a rank that outlives a launch. Device memory; zero after a reset. Since 0.1. */
 typedef struct mkrt_control {
   uint64_t queue;       /* next tile number of the running launch; zero between launches */
   uint32_t blocks_done; /* blocks that left the running launch; zero between launches */
-  uint32_t abort;       /* an mkrt_status: 0, or why everybody leaves; the host sets MKRT_ERROR_CANCELLED */
+  /* 0, or why everybody leaves: in the lower 16 bits an mkrt_status. A host sets _CANCELLED, _DRIVER or _PEER, and
+   * above it the number of its process. */
+  uint32_t abort;
   uint32_t padding[28]; /* the queue's line is for the queue alone */
   /* Of all tiles that wait when one gives up, the first in the order of the queue: the others wait for it. */
   mkrt_report report;

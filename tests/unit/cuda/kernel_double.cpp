@@ -96,6 +96,29 @@ class Kernel {
     return wait_for_ranks(&mkrt_control::ranks_begun, MKRT_REPORT_BEGIN);
   }
 
+  // Whoever left early takes the others along, before they count it as done.
+  void end_together() {
+    if (const uint32_t abort = abort_word(); abort != 0) abort_ranks(abort);
+    tell_ranks(&mkrt_control::ranks_ended);
+    wait_for_ranks(&mkrt_control::ranks_ended, MKRT_REPORT_END);
+    ++control_->launches;
+    const uint32_t abort = abort_word();
+    if (abort == 0 || std::atomic_ref(report_->status).load(std::memory_order_relaxed) != 0) return;
+    report_->rank = launch_.rank;
+    report_->record = MKRT_REPORT_LEFT;
+    report_->timeline_value = launch_.timeline_value;
+    std::atomic_ref(report_->status).store(abort, std::memory_order_release);
+  }
+  void abort_ranks(uint32_t status) {
+    for (uint32_t rank = 0; rank < launch_.rank_count; ++rank) {
+      mkrt_control* theirs = control_at(rank);
+      uint32_t none = 0;
+      if (theirs != nullptr) {
+        std::atomic_ref(theirs->abort).compare_exchange_strong(none, status, std::memory_order_relaxed);
+      }
+    }
+  }
+
   bool run_tile(uint64_t number, uint32_t step, uint32_t tile) {
     uint32_t r = 0;
     while (tile >= first_tiles_[r + 1]) ++r;
@@ -233,13 +256,10 @@ class Kernel {
     report_->step = place_.step;
     report_->timeline_value = launch_.timeline_value;
     std::atomic_ref(report_->status).store(status, std::memory_order_release);
-    for (uint32_t rank = 0; rank < launch_.rank_count; ++rank) {
-      mkrt_control* theirs = control_at(rank);
-      uint32_t none = 0;
-      if (theirs != nullptr) {
-        std::atomic_ref(theirs->abort).compare_exchange_strong(none, status, std::memory_order_relaxed);
-      }
-    }
+    mkrt_report kept = *report_;
+    kept.status = status;
+    control_->report = kept;  // where hosts of other processes look
+    abort_ranks(status);
   }
 
   void trace(uint64_t sequence) {
@@ -257,11 +277,7 @@ class Kernel {
     control_->queue = 0;
     control_->blocks_done = 0;
     *epoch_ += launch_.step_count;
-    if (launch_.rank_count > 1) {
-      tell_ranks(&mkrt_control::ranks_ended);
-      wait_for_ranks(&mkrt_control::ranks_ended, MKRT_REPORT_END);
-      ++control_->launches;
-    }
+    if (launch_.rank_count > 1) end_together();
     if (lost_()) return;
     std::atomic_ref(*timeline_).store(launch_.timeline_value, std::memory_order_release);
   }
