@@ -296,16 +296,23 @@ typedef struct mkrt_device_memory_extension {
  *  - mkrt_execute: every process executes the sessions of the mesh in the same order, with the same entry and step
  *    count. No tile runs before all processes have begun the execute, and none has reached it before all have: a
  *    process waits for at most the execute's wait limit for the others to begin, and as long for them to end.
- *  - mkrt_session_reset: every process resets a session between the same executes. It waits for tiles of others that
- *    still run, for at most the last execute's wait limit, then fails with BUSY.
+ *  - mkrt_session_reset: every process resets a session between the same executes. With host ranks it waits for tiles
+ *    of others that still run, for at most the last execute's wait limit, then fails with BUSY. With CUDA ranks it is
+ *    collective, as the three above: it returns when the ranks of all processes are reset. Where one process cannot,
+ *    or has work in flight, it fails in all, and all call it again.
  *  - A cancel, a fault and a missed deadline in one process end the execute in all.
- * A process that ends or is killed is noticed within a millisecond where the system can tell (Linux 5.3), otherwise by
- * the wait limit: executes of the others end with MKRT_ERROR_PEER or MKRT_ERROR_DEADLINE, at the latest after three
- * times the limit, and name the process. Nothing waits for it any more: the mesh's other objects can be read and
- * destroyed, their executes and resets fail with PEER, and a new mesh takes the place of the old one.
+ * A process that ends or is killed is noticed where the system can tell (Linux 5.3), with host ranks within a
+ * millisecond, with CUDA ranks by who waits (a few milliseconds) or queries (a quarter of a second), otherwise by the
+ * wait limit: executes of the others end with MKRT_ERROR_PEER or MKRT_ERROR_DEADLINE, at the latest after three times
+ * the limit, and name the process. Nothing waits for it any more: the mesh's other objects can be read and destroyed,
+ * their executes and resets fail with PEER, and a new mesh takes the place of the old one.
  *
- * So far for host ranks, on Linux: their sessions lie in memory of the system, not of the application's `allocate`.
- * Processes trust each other: one that writes where it should not harms the others. */
+ * On Linux. Sessions of host ranks lie in memory of the system, not of the application's `allocate`. Those of CUDA
+ * ranks lie in memory that the driver hands on: as a file descriptor, or, where the all-gather passes none, as a fabric
+ * handle, which every device of the mesh must then have. Where a device is shared with a rank of another process, the
+ * ranks divide its SMs as those of one process do; the driver runs processes on a device in turns, unless its MPS does
+ * otherwise, so ranks that wait for each other there are slow. Processes trust each other: one that writes where it
+ * should not harms the others. */
 
 /* Bytes that an all-gather carries from each process, at most. Since 0.1. */
 #define MKRT_MAX_EXCHANGE_BYTES 1024
@@ -321,7 +328,7 @@ typedef mkrt_status (*mkrt_all_gather_function)(void* user_data, const void* dat
                                                 int32_t* out_descriptors, mkrt_error* out_error);
 
 /* On mkrt_mesh_desc.next: the mesh has ranks in other processes too, of the same user on one machine. The struct is
- * copied; the function is called by the collective calls on the mesh and its executables. Since 0.1. */
+ * copied; the function is called by the collective calls on the mesh, its executables and their sessions. Since 0.1. */
 typedef struct mkrt_process_extension {
   mkrt_extension base;                 /* type MKRT_EXTENSION_PROCESSES, struct_size of the whole */
   uint32_t process;                    /* number of this process, less than process_count */
@@ -540,8 +547,8 @@ MKRT_API mkrt_status mkrt_session_create(mkrt_executable* executable, mkrt_sessi
 /* Cancels what is in flight, waits for it to stop (milliseconds: as long as the tiles that run), and frees the session.
  * NULL does nothing. Any thread, but not while another call on the session goes on. Since 0.1. */
 MKRT_API void mkrt_session_destroy(mkrt_session* session);
-/* Makes every tensor and counter of this process's ranks zero and clears a failure. Errors: HANDLE, BUSY, DRIVER, PEER.
- * Since 0.1. */
+/* Makes every tensor and counter of this process's ranks zero and clears a failure. Collective where there are several
+ * processes with CUDA ranks. Errors: HANDLE, BUSY, DRIVER, PEER, and then TIMEOUT and OUT_OF_MEMORY. Since 0.1. */
 MKRT_API mkrt_status mkrt_session_reset(mkrt_session* session, mkrt_error* out_error);
 
 /* Copies `size_bytes` bytes from `data` to byte `offset_bytes` of an input or state tensor of `rank`, a rank of this

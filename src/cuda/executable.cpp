@@ -41,18 +41,17 @@ Executable::Executable(Mesh& mesh, std::shared_ptr<const package::Program> progr
   check_limits(*program_);
   load_images();
   const auto begin = std::chrono::steady_clock::now();
-  for (uint32_t rank = 0; rank < mesh_.rank_count(); ++rank) {
-    const RankDevice& on = mesh_.ranks()[rank];
-    heaps_.push_back(std::make_shared<DeviceHeap>(on.context, options.memory_budget, on.allocator));
+  for (const RankDevice& rank : mesh_.ranks()) {
+    heaps_.push_back(std::make_shared<DeviceHeap>(rank.context, options.memory_budget, rank.allocator));
     try {
       place_weights(rank, options.loader_threads);
     } catch (base::Failure& failure) {
-      failure.at_rank(static_cast<int32_t>(rank));
+      failure.at_rank(static_cast<int32_t>(rank.number));
       throw;
     }
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  const uint64_t bytes = layout_.weight_bytes * mesh_.rank_count();
+  const uint64_t bytes = layout_.weight_bytes * mesh_.ranks().size();
   mesh_.hooks()->log(MKRT_LOG_INFO,
                      base::text("uploaded ", bytes, " bytes of weights in ", seconds.count() * 1e3, " ms").c_str());
 }
@@ -66,24 +65,23 @@ void Executable::load_images() {
 }
 
 // A rank's own weights, in memory of its device.
-void Executable::place_weights(uint32_t rank, uint32_t loader_threads) {
+void Executable::place_weights(const RankDevice& rank, uint32_t loader_threads) {
   std::vector<uint64_t>& addresses = weights_.emplace_back(program_->tensors.size(), 0);
   if (layout_.weight_bytes == 0) return;
-  const std::shared_ptr<const DeviceContext>& context = mesh_.ranks()[rank].context;
-  const ContextScope scope(*context);
-  context->driver().check(scope.result(), "make the device's context current");
+  const ContextScope scope(*rank.context);
+  rank.context->driver().check(scope.result(), "make the device's context current");
   std::vector<Transfer> transfers;
   uint64_t offset = 0;
   for (size_t i = 0; i < program_->tensors.size(); ++i) {
     const package::Tensor& tensor = program_->tensors[i];
     if (tensor.kind != MKRT_TENSOR_WEIGHT) continue;
     addresses[i] = offset;
-    const std::span<const std::byte> bytes = tensor.sources[rank].bytes;
+    const std::span<const std::byte> bytes = tensor.sources[rank.number].bytes;
     transfers.push_back({offset, bytes, file_of(*program_, bytes)});
     offset += (tensor.size_bytes + memory::heap_alignment - 1) / memory::heap_alignment * memory::heap_alignment;
   }
-  Uploaded weights = upload(heaps_[rank], layout_.weight_bytes, transfers, loader_threads);
-  log(rank, weights.times);
+  Uploaded weights = upload(heaps_.back(), layout_.weight_bytes, transfers, loader_threads);
+  log(rank.number, weights.times);
   const DeviceMemory& memory = weight_memory_.emplace_back(std::move(weights.memory));
   for (size_t i = 0; i < program_->tensors.size(); ++i) {
     if (program_->tensors[i].kind == MKRT_TENSOR_WEIGHT) addresses[i] += memory.address();
@@ -102,6 +100,16 @@ void Executable::log(uint32_t rank, const UploadTimes& times) const {
                          .c_str());
 }
 
-std::unique_ptr<device::Session> Executable::create_session() { return std::make_unique<Session>(*this); }
+// Each part succeeds in all processes or in none.
+std::unique_ptr<device::Session> Executable::create_session() {
+  constexpr const char* call = "mkrt_session_create";
+  const uint64_t number = mesh_.next_session();
+  std::unique_ptr<Session> session;
+  mesh_.group().agree(call, [&] { session = std::make_unique<Session>(*this, number); });
+  session->take_memory();
+  // Before anybody executes: launches of the others write to the control words of this process's ranks.
+  mesh_.group().agree(call, [&] { session->fill(); });
+  return session;
+}
 
 }  // namespace mkrt::cuda

@@ -87,6 +87,7 @@ RankDevice open_rank(const std::shared_ptr<const Driver>& driver, const mkrt_ran
   if (desc.stream != nullptr && desc.context == nullptr) {
     throw base::Failure(MKRT_ERROR_ARGUMENT, "a stream was given without the context that it belongs to");
   }
+  rank.wanted_workers = desc.worker_count;
   rank.info.struct_size = sizeof(rank.info);
   describe_fixed(*driver, rank.context->device(), ordinal, &rank.info);
   if (desc.context != nullptr && is_set(desc.uuid) && std::memcmp(desc.uuid, rank.info.uuid, sizeof(desc.uuid)) != 0) {
@@ -100,53 +101,63 @@ RankDevice open_rank(const std::shared_ptr<const Driver>& driver, const mkrt_ran
 }
 
 // Which device a sentence means, and for which rank.
-std::string name_of(const RankDevice& rank, uint32_t number) {
-  return base::text("rank ", number, " (CUDA device ", rank.info.ordinal, ", ", rank.info.name, ")");
+std::string name_of(uint32_t number, const mkrt_device_info& info) {
+  return base::text("rank ", number, " (CUDA device ", info.ordinal, ", ", info.name, ")");
 }
+std::string name_of(const RankDevice& rank) { return name_of(rank.number, rank.info); }
 
-// Puts rank `number` on its device: one that another rank is on already, or a new one.
-void place(std::vector<RankDevice>& ranks, uint32_t number, const mkrt_rank_desc& desc,
-           std::vector<MeshDevice>& devices) {
-  RankDevice& rank = ranks[number];
+// Puts the last of `ranks` on its device: one that another rank is on already, or a new one.
+void place(std::vector<RankDevice>& ranks, const mkrt_rank_desc& desc, std::vector<MeshDevice>& devices) {
+  RankDevice& rank = ranks.back();
   const auto stream = static_cast<Stream>(desc.stream);
   const auto known = std::find_if(devices.begin(), devices.end(), [&](const MeshDevice& device) {
     return device.context->device() == rank.context->device();
   });
   rank.device = static_cast<uint32_t>(known - devices.begin());
   if (known == devices.end()) {
-    devices.push_back({rank.context, stream, nullptr, {number}});
+    devices.push_back({rank.context, stream, nullptr, {rank.number}, rank.info.worker_count});
     return;
   }
   const bool same_context = known->context->handle() == rank.context->handle();
   if (!same_context || known->adopted_stream != stream) {
     throw base::Failure(MKRT_ERROR_ARGUMENT,
-                        base::text(name_of(rank, number), " shares its device with rank ", known->ranks.front(),
+                        base::text(name_of(rank), " shares its device with rank ", known->ranks.front(),
                                    " and has another ", same_context ? "stream" : "context",
                                    "; ranks of one device are launched together, in one context and on one stream"));
   }
   rank.context = known->context;
-  known->ranks.push_back(number);
+  known->ranks.push_back(rank.number);
 }
 
-// Divides a device's SMs: ranks that name a number get it, the others equal parts of the rest.
-void share_workers(const MeshDevice& device, std::span<const mkrt_rank_desc> descs, std::vector<RankDevice>& ranks) {
-  const uint32_t all = ranks[device.ranks.front()].info.worker_count;
+// Divides a device's SMs: ranks that name a number get it, the others equal parts of the rest. `last` is how a sentence
+// calls the last of them.
+std::vector<uint32_t> divide_workers(uint32_t all, std::span<const uint32_t> wanted, const std::string& last) {
   uint64_t taken = 0;
   uint32_t open = 0;
-  for (const uint32_t rank : device.ranks) {
-    if (descs[rank].worker_count == 0) ++open;
-    taken += std::min(all, descs[rank].worker_count);
+  for (const uint32_t workers : wanted) {
+    if (workers == 0) ++open;
+    taken += std::min(all, workers);
   }
   const uint64_t share = open == 0 || taken >= all ? 0 : (all - taken) / open;
   if (taken > all || (open != 0 && share == 0)) {
-    const uint32_t last = device.ranks.back();
-    throw base::Failure(MKRT_ERROR_ARGUMENT, base::text(name_of(ranks[last], last), " is one of ", device.ranks.size(),
+    throw base::Failure(MKRT_ERROR_ARGUMENT, base::text(last, " is one of ", wanted.size(),
                                                         " ranks of a device that has only ", all, " SMs for them"));
   }
-  for (const uint32_t rank : device.ranks) {
-    const uint32_t wanted = descs[rank].worker_count;
-    ranks[rank].info.worker_count = wanted != 0 ? std::min(all, wanted) : static_cast<uint32_t>(share);
+  std::vector<uint32_t> shares;
+  for (const uint32_t workers : wanted) {
+    shares.push_back(workers != 0 ? std::min(all, workers) : static_cast<uint32_t>(share));
   }
+  return shares;
+}
+
+// The same among the ranks of this process.
+void divide_workers(const MeshDevice& device, std::vector<RankDevice>& ranks) {
+  std::vector<uint32_t> wanted;
+  wanted.reserve(device.ranks.size());
+  const uint32_t first = ranks.front().number;
+  for (const uint32_t number : device.ranks) wanted.push_back(ranks[number - first].wanted_workers);
+  const auto shares = divide_workers(device.worker_count, wanted, name_of(ranks[device.ranks.back() - first]));
+  for (size_t i = 0; i < shares.size(); ++i) ranks[device.ranks[i] - first].info.worker_count = shares[i];
 }
 
 // What the first device lacks to write and to signal in the memory of the second; "" where it has it all.
@@ -161,28 +172,39 @@ std::string missing_path(const Driver& driver, DeviceNumber from, DeviceNumber t
   return atomics != 0 ? "" : "the path from the first to the second has no atomic additions";
 }
 
-// Whether every device maps memory, and each reaches every other's; where several devices need it, what keeps them from
-// it is a failure.
-bool check_mapping(const Driver& driver, std::span<const RankDevice> ranks, std::span<const MeshDevice> devices) {
-  const auto refuse = [](const std::string& why) { throw base::Failure(MKRT_ERROR_UNSUPPORTED, why); };
-  const bool needed = devices.size() > 1;
-  if (const char* missing = driver.missing_for_ranks()) {
-    if (needed) refuse(base::text("the CUDA driver lacks ", missing, ", which ranks on several devices need"));
+[[noreturn]] void refuse(const std::string& why) { throw base::Failure(MKRT_ERROR_UNSUPPORTED, why); }
+
+void check_path(const Driver& driver, DeviceNumber from, const std::string& from_name, DeviceNumber to,
+                const std::string& to_name) {
+  const std::string what = missing_path(driver, from, to);
+  if (!what.empty()) refuse(base::text(from_name, " and ", to_name, " cannot be in one mesh: ", what));
+}
+
+// Whether every device maps memory, and each reaches every other's; where ranks on several devices or in several
+// processes need it, what keeps them from it is a failure.
+bool check_mapping(const Driver& driver, std::span<const RankDevice> ranks, std::span<const MeshDevice> devices,
+                   bool several_processes) {
+  const bool needed = devices.size() > 1 || several_processes;
+  const char* const where = several_processes ? "in several processes" : "on several devices";
+  const char* missing = driver.missing_for_ranks();
+  if (missing == nullptr && several_processes) missing = driver.missing_for_processes();
+  if (missing != nullptr) {
+    if (needed) refuse(base::text("the CUDA driver lacks ", missing, ", which ranks ", where, " need"));
     return false;
   }
+  const auto name = [&](const MeshDevice& device) {
+    return name_of(ranks[device.ranks.front() - ranks.front().number]);
+  };
   for (const MeshDevice& device : devices) {
-    const uint32_t rank = device.ranks.front();
     if (attribute(driver, attribute_virtual_memory, device.context->device()) != 0) continue;
-    if (needed) refuse(base::text(name_of(ranks[rank], rank), " cannot map memory of other devices"));
+    if (needed) {
+      refuse(base::text(name(device), " cannot map memory of other ", several_processes ? "processes" : "devices"));
+    }
     return false;
   }
   for (const MeshDevice& from : devices) {
     for (const MeshDevice& to : devices) {
-      if (&from == &to) continue;
-      const std::string what = missing_path(driver, from.context->device(), to.context->device());
-      if (what.empty()) continue;
-      refuse(base::text(name_of(ranks[from.ranks.front()], from.ranks.front()), " and ",
-                        name_of(ranks[to.ranks.front()], to.ranks.front()), " cannot be in one mesh: ", what));
+      if (&from != &to) check_path(driver, from.context->device(), name(from), to.context->device(), name(to));
     }
   }
   return true;
@@ -196,15 +218,14 @@ void make_mesh_stream(MeshDevice& device) {
 }
 
 // Where ranks take device memory from.
-void adopt_memory(const mkrt_device_memory_extension& memory, std::vector<RankDevice>& ranks, size_t device_count) {
-  if (device_count > 1) {
-    throw base::Failure(MKRT_ERROR_UNSUPPORTED,
-                        "the mesh is on several devices, whose memory must be mapped at each other: the application's "
-                        "device memory (MKRT_EXTENSION_DEVICE_MEMORY) cannot be");
+void adopt_memory(const mkrt_device_memory_extension& memory, std::vector<RankDevice>& ranks, size_t device_count,
+                  bool several_processes) {
+  if (device_count > 1 || several_processes) {
+    refuse(base::text(several_processes ? "the mesh is in several processes, which map each other's memory"
+                                        : "the mesh is on several devices, whose memory must be mapped at each other",
+                      ": the application's device memory (MKRT_EXTENSION_DEVICE_MEMORY) cannot be"));
   }
-  for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
-    ranks[rank].allocator = {memory.allocate, memory.release, memory.user_data, rank};
-  }
+  for (RankDevice& rank : ranks) rank.allocator = {memory.allocate, memory.release, memory.user_data, rank.number};
 }
 
 }  // namespace
@@ -226,35 +247,130 @@ std::unique_ptr<device::Mesh> create_mesh(std::shared_ptr<const base::Hooks> hoo
                                           std::span<const mkrt_rank_desc> ranks,
                                           const mkrt_device_memory_extension* device_memory,
                                           std::shared_ptr<device::ProcessGroup> group) {
-  if (!group->alone()) {
-    throw base::Failure(MKRT_ERROR_UNSUPPORTED, "CUDA ranks are in one process; host ranks may be in several");
-  }
+  const bool several_processes = !group->alone();
   std::vector<RankDevice> opened;
   std::vector<MeshDevice> devices;
-  for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
+  for (const mkrt_rank_desc& desc : ranks) {
+    const auto number = static_cast<uint32_t>(group->first_rank() + opened.size());
     try {
-      opened.push_back(open_rank(driver, ranks[rank]));
-      place(opened, rank, ranks[rank], devices);
+      opened.push_back(open_rank(driver, desc));
+      opened.back().number = number;
+      place(opened, desc, devices);
     } catch (base::Failure& failure) {
-      failure.at_rank(static_cast<int32_t>(rank));
+      failure.at_rank(static_cast<int32_t>(number));
       throw;
     }
   }
-  for (const MeshDevice& device : devices) share_workers(device, ranks, opened);
+  for (const MeshDevice& device : devices) divide_workers(device, opened);
   bool maps_memory = false;
   if (device_memory != nullptr) {
-    adopt_memory(*device_memory, opened, devices.size());
-  } else if (ranks.size() > 1) {
-    maps_memory = check_mapping(*driver, opened, devices);
+    adopt_memory(*device_memory, opened, devices.size(), several_processes);
+  } else if (group->rank_count() > 1) {
+    maps_memory = check_mapping(*driver, opened, devices, several_processes);
   }
-  if (devices.size() > 1) {
+  // Where an execute has several launches that wait for each other.
+  if (devices.size() > 1 || several_processes) {
     for (MeshDevice& device : devices) make_mesh_stream(device);
   }
   return std::make_unique<Mesh>(std::move(hooks), std::move(group), std::move(opened), std::move(devices), maps_memory);
 }
 
-void Mesh::describe(uint32_t rank, mkrt_device_info* out_info) const noexcept {
-  const RankDevice& device = ranks_[rank];
+// ---- Several processes ---------------------------------------------------------------------------------------------
+
+// A rank of any process, as its own process tells the others.
+struct Mesh::Neighbour {
+  uint8_t uuid[16] = {};
+  uint32_t wanted_workers = 0;
+  int32_t handle_types = 0;  // in which its device's memory can be handed on, to this process and by it
+};
+
+std::vector<Mesh::Neighbour> Mesh::gather_ranks() {
+  device::ProcessGroup& processes = group();
+  std::vector<Neighbour> all(rank_count());
+  for (uint32_t n = 0; n < processes.most_ranks(); ++n) {
+    const auto told = processes.together<Neighbour>("mkrt_mesh_create", [&] {
+      device::ProcessGroup::Part<Neighbour> own;
+      if (n >= ranks_.size()) return own;
+      const RankDevice& rank = ranks_[n];
+      const Driver& driver = rank.context->driver();
+      const DeviceNumber device = rank.context->device();
+      std::memcpy(own.value.uuid, rank.info.uuid, sizeof(own.value.uuid));
+      own.value.wanted_workers = rank.wanted_workers;
+      if (processes.passes_descriptors() && attribute(driver, attribute_posix_memory_handles, device) != 0) {
+        own.value.handle_types |= memory_handle_posix;
+      }
+      if (attribute(driver, attribute_fabric_memory_handles, device) != 0) {
+        own.value.handle_types |= memory_handle_fabric;
+      }
+      return own;
+    });
+    for (uint32_t process = 0; process < processes.size(); ++process) {
+      const device::ProcessGroup::Process& of = processes.process(process);
+      if (n < of.rank_count) all[of.first_rank + n] = told.values[process];
+    }
+  }
+  return all;
+}
+
+void Mesh::connect() {
+  if (group().alone()) return;
+  const std::vector<Neighbour> all = gather_ranks();
+  group().agree("mkrt_mesh_create", [&] {
+    int common = memory_handle_posix | memory_handle_fabric;
+    for (const Neighbour& rank : all) common &= rank.handle_types;
+    // A descriptor reaches whom it was passed to and nobody else, a fabric handle whoever is of the same fabric.
+    handle_type_ = (common & memory_handle_posix) != 0 ? memory_handle_posix : common;
+    if (handle_type_ == memory_handle_none) {
+      refuse(
+          group().passes_descriptors()
+              ? "the devices of the mesh have no kind of handle in common by which processes map each other's memory"
+              : "the exchange between the processes passes no file descriptors, and not every device of the mesh has "
+                "fabric handles, which could be passed instead");
+    }
+    share_workers(all);
+    check_paths(all);
+  });
+}
+
+// Ranks of other processes may be on the devices of this one. Kernels that wait for each other must find room together,
+// as far as the driver runs two processes at a time.
+void Mesh::share_workers(const std::vector<Neighbour>& all) {
+  for (const MeshDevice& device : devices_) {
+    const RankDevice& first = rank(device.ranks.front());
+    std::vector<uint32_t> sharing, wanted;
+    for (uint32_t number = 0; number < all.size(); ++number) {
+      if (std::memcmp(all[number].uuid, first.info.uuid, sizeof(first.info.uuid)) != 0) continue;
+      sharing.push_back(number);
+      wanted.push_back(all[number].wanted_workers);
+    }
+    const auto shares = divide_workers(device.worker_count, wanted, name_of(sharing.back(), first.info));
+    for (size_t i = 0; i < sharing.size(); ++i) {
+      if (group().is_local(sharing[i])) ranks_[sharing[i] - group().first_rank()].info.worker_count = shares[i];
+    }
+  }
+}
+
+// From the devices here to those of other processes, where the driver shows them here as well.
+void Mesh::check_paths(const std::vector<Neighbour>& all) const {
+  const Driver& driver = ranks_.front().context->driver();
+  for (uint32_t number = 0; number < all.size(); ++number) {
+    if (group().is_local(number)) continue;
+    for (uint32_t ordinal = 0; ordinal < device_count(driver); ++ordinal) {
+      mkrt_device_info info{};
+      const DeviceNumber to = device_by_ordinal(driver, ordinal);
+      describe_fixed(driver, to, ordinal, &info);
+      if (std::memcmp(info.uuid, all[number].uuid, sizeof(info.uuid)) != 0) continue;
+      const std::string name = base::text(name_of(number, info), " of process ", group().process_of(number));
+      for (const MeshDevice& from : devices_) {
+        if (from.context->device() == to) continue;
+        check_path(driver, from.context->device(), name_of(rank(from.ranks.front())), to, name);
+      }
+    }
+  }
+}
+
+void Mesh::describe(uint32_t number, mkrt_device_info* out_info) const noexcept {
+  const RankDevice& device = rank(number);
   const uint32_t struct_size = out_info->struct_size;
   *out_info = device.info;
   out_info->struct_size = struct_size;

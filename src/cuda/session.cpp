@@ -35,16 +35,27 @@ uint64_t take(uint64_t& size, uint64_t bytes) {
 bool is_of_ranks(const mkrt_report& report) {
   return report.record == MKRT_REPORT_BEGIN || report.record == MKRT_REPORT_END;
 }
+// No tile's and no rank's own reason.
+bool is_leaving(const mkrt_report& report) { return report.record == MKRT_REPORT_LEFT; }
 
 // Of the reports of several ranks, the one that the others follow from: a fault, then the tile that comes first in the
-// order of the queue, then a rank that waited for others.
+// order of the queue, then a rank that waited for others, then one that left on their account. Any comes before none.
 bool comes_first(const mkrt_report& a, const mkrt_report& b) {
   const auto order = [](const mkrt_report& report) {
-    return std::make_tuple(report.status != MKRT_ERROR_FAULT, is_of_ranks(report), report.step, report.record,
-                           report.tile, report.rank);
+    return std::make_tuple(report.status == MKRT_OK, is_leaving(report), report.status != MKRT_ERROR_FAULT,
+                           is_of_ranks(report), report.step, report.record, report.tile, report.rank);
   };
   return order(a) < order(b);
 }
+
+// An abort word: a status, and whose.
+constexpr uint32_t process_shift = 16;
+uint32_t status_of(uint32_t abort) { return abort & ((1u << process_shift) - 1); }
+uint32_t process_of(uint32_t abort) { return abort >> process_shift; }
+
+// What a process that has ended had finished before it did says so within this time: its ranks end an execute together
+// with those of all others.
+constexpr auto loss_grace = std::chrono::milliseconds(2);
 
 }  // namespace
 
@@ -56,25 +67,26 @@ Session::Part::Part(const MeshDevice& on, const LoadedImage& loaded)
       copies(on.mesh_stream ? side_stream.get() : launch_stream.get()),
       mailboxes(on.context, on.ranks.size() * sizeof(Mailbox), "a session") {}
 
-Session::Session(Executable& executable)
+Session::Session(Executable& executable, uint64_t number)
     : executable_(executable),
       mesh_(executable.mesh()),
+      group_(mesh_.group()),
+      number_(number),
       driver_(mesh_.ranks().front().context->driver()),
       entry_count_(static_cast<uint32_t>(executable.program().entries.size())),
       parts_(make_parts(executable)),
       places_(plan_places(executable)),
-      memory_(executable.heaps(), mesh_.maps_memory(), places_.size, "a session"),
       entry_of_(most_in_flight, 0) {
   find_mailboxes();
-  for (uint32_t rank = 0; rank < mesh_.rank_count(); ++rank) {
-    for (uint32_t entry = 0; entry < entry_count_; ++entry) launches_.push_back(plan_launch(rank, entry));
+}
+
+void Session::take_memory() { memory_.emplace(mesh_, executable_.heaps(), places_.size, "a session"); }
+
+void Session::fill() {
+  for (const RankDevice& rank : mesh_.ranks()) {
+    for (uint32_t entry = 0; entry < entry_count_; ++entry) launches_.push_back(plan_launch(rank.number, entry));
   }
-  try {
-    for (const auto& part : parts_) fill(*part);
-  } catch (...) {
-    finish_work();
-    throw;
-  }
+  for (const auto& part : parts_) fill(*part);
 }
 
 Session::~Session() {
@@ -103,12 +115,15 @@ std::vector<std::unique_ptr<Session::Part>> Session::make_parts(const Executable
 }
 
 void Session::find_mailboxes() {
-  mailboxes_.resize(mesh_.rank_count());
+  mailboxes_.resize(mesh_.ranks().size());
   for (const auto& part : parts_) {
     auto* mailbox = reinterpret_cast<Mailbox*>(part->mailboxes.data());
     for (const uint32_t rank : part->device.ranks) {
-      mailbox->abort_word = MKRT_ERROR_CANCELLED;
-      mailboxes_[rank] = mailbox++;
+      const uint32_t process = group_.own() << process_shift;
+      mailbox->cancelled_word = process | MKRT_ERROR_CANCELLED;
+      mailbox->driver_word = process | MKRT_ERROR_DRIVER;
+      mailbox->peer_word = process | MKRT_ERROR_PEER;
+      mailboxes_[local(rank)] = mailbox++;
     }
   }
 }
@@ -135,7 +150,7 @@ Session::Places Session::plan_places(const Executable& executable) {
 mkrt_launch Session::plan_launch(uint32_t rank, uint32_t entry) const {
   const Part& part = part_of(rank);
   const std::vector<uint32_t>& ranks = part.device.ranks;
-  const uint64_t base = memory_.address(rank);
+  const uint64_t base = memory_->address(rank);
   const auto place = static_cast<uint64_t>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
   const DevicePointer mailbox = part.mailboxes.device_address() + place * sizeof(Mailbox);
   const package::Program& program = executable_.program();
@@ -149,8 +164,8 @@ mkrt_launch Session::plan_launch(uint32_t rank, uint32_t entry) const {
   launch.report = mailbox + offsetof(Mailbox, report);
   launch.timeline = mailbox + offsetof(Mailbox, timeline);
   launch.rank = rank;
-  launch.blocks = mesh_.ranks()[rank].info.worker_count;
-  launch.local_ranks = memory_.address(ranks.front()) + places_.local_ranks[entry];
+  launch.blocks = mesh_.rank(rank).info.worker_count;
+  launch.local_ranks = memory_->address(ranks.front()) + places_.local_ranks[entry];
   launch.local_rank_count = static_cast<uint32_t>(ranks.size());
   launch.record_count = static_cast<uint32_t>(program.entries[entry].records.size());
   launch.rank_count = program.rank_count;
@@ -166,7 +181,7 @@ void Session::fill(const Part& part) {
   for (const uint32_t rank : part.device.ranks) encode(rank, part.copies);
   share_launches(part);
   for (const uint32_t rank : part.device.ranks) {
-    driver_.check(driver_.fill_bytes(memory_.address(rank), 0, places_.cleared, part.copies), "clear a new session");
+    driver_.check(driver_.fill_bytes(memory_->address(rank), 0, places_.cleared, part.copies), "clear a new session");
   }
   driver_.check(driver_.stream_synchronize(part.copies), "clear a new session");
 }
@@ -178,11 +193,11 @@ void Session::encode(uint32_t rank, Stream stream) {
   std::vector<int64_t> deltas;
   deltas.reserve(program.rank_count);
   for (uint32_t to = 0; to < program.rank_count; ++to) {
-    deltas.push_back(static_cast<int64_t>(memory_.address(to) - memory_.address(rank)));
+    deltas.push_back(static_cast<int64_t>(memory_->address(to) - memory_->address(rank)));
   }
-  const DevicePointer deltas_at = memory_.address(rank) + places_.deltas;
+  const DevicePointer deltas_at = memory_->address(rank) + places_.deltas;
   driver_.check(driver_.copy_to_device(deltas_at, deltas.data(), deltas.size() * sizeof(int64_t), stream), what);
-  const memory::RankAddresses addresses{rank, memory_.address(rank), executable_.weights(rank)};
+  const memory::RankAddresses addresses{rank, memory_->address(rank), executable_.weights(rank)};
   for (uint32_t e = 0; e < entry_count_; ++e) {
     const package::Entry& entry = program.entries[e];
     std::vector<mkrt_record> records(entry.records.size());
@@ -246,22 +261,64 @@ mkrt_report Session::report_of(Mailbox& mailbox) noexcept {
   return report;
 }
 
-mkrt_status Session::status(mkrt_error* out_error) const noexcept {
+mkrt_report Session::first_report() const noexcept {
   mkrt_report first{};
   for (Mailbox* mailbox : mailboxes_) {
     const mkrt_report seen = report_of(*mailbox);
-    if (seen.status != MKRT_OK && (first.status == MKRT_OK || comes_first(seen, first))) first = seen;
+    // Of processes that are one, somebody else here knows why.
+    if (is_leaving(seen) && group_.alone()) continue;
+    if (comes_first(seen, first)) first = seen;
   }
+  // Acquire: the report was written before.
+  if (asked_others_.load(std::memory_order_acquire) && comes_first(others_report_, first)) first = others_report_;
+  return first;
+}
+
+mkrt_status Session::status(mkrt_error* out_error) const noexcept {
+  const mkrt_report first = first_report();
   // Acquire: the rank was written before.
   const Result failure = driver_failure_.load(std::memory_order_acquire);
   const auto rank = static_cast<int32_t>(failed_rank_.load(std::memory_order_relaxed));
   // Where a device is lost, what others report is that they waited for it.
   if (failure != result_success) return driver_error(driver_, failure, "finish an execute", rank, out_error);
-  if (first.status != MKRT_OK) return fill_report(first, out_error);
+  const uint32_t lost = lost_process_.load(std::memory_order_relaxed);
+  if (lost != none) return device::report_lost(group_, lost, out_error);
+  if (half_reset_.load(std::memory_order_relaxed)) {
+    return base::report(out_error, MKRT_ERROR_PEER, "a reset of the session was not completed by all processes");
+  }
+  if (first.status != MKRT_OK && !is_leaving(first)) return fill_report(first, out_error);
   if (cancelled_.load(std::memory_order_relaxed)) {
     return base::report(out_error, MKRT_ERROR_CANCELLED, "the execute was cancelled");
   }
-  return MKRT_OK;
+  return first.status == MKRT_OK ? MKRT_OK : fill_leaving(first.status, out_error);
+}
+
+// The same once a launch has come to its end, with what the ranks of other processes know.
+mkrt_status Session::final_status(mkrt_error* out_error) noexcept {
+  if (!group_.alone() && status(nullptr) != MKRT_OK) {
+    const std::lock_guard lock(cancel_mutex_);
+    ask_others();
+  }
+  return status(out_error);
+}
+
+// The ranks of this process left, and those of another one know why.
+mkrt_status Session::fill_leaving(uint32_t abort, mkrt_error* out_error) const noexcept {
+  const uint32_t process = process_of(abort);
+  switch (status_of(abort)) {
+    case MKRT_ERROR_CANCELLED:
+      return base::report(out_error, MKRT_ERROR_CANCELLED, "process %u of the mesh cancelled the execute", process);
+    case MKRT_ERROR_DRIVER:
+      return base::report(out_error, MKRT_ERROR_PEER, "the driver of process %u of the mesh failed", process);
+    case MKRT_ERROR_PEER:
+      return base::report(out_error, MKRT_ERROR_PEER, "process %u found that another one of the mesh has ended",
+                          process);
+    case MKRT_ERROR_DEADLINE:
+      return base::report(out_error, MKRT_ERROR_DEADLINE, "a rank of another process waited in vain");
+    default:
+      return base::report(out_error, static_cast<mkrt_status>(status_of(abort)),
+                          "a rank of another process ended the execute");
+  }
 }
 
 mkrt_status Session::fill_report(const mkrt_report& report, mkrt_error* out_error) const noexcept {
@@ -329,7 +386,7 @@ Result Session::enqueue_launch(const Part& part, const device::ExecuteRequest& r
   cooperative.value.cooperative = 1;
   LaunchConfig config{};
   for (const uint32_t rank : part.device.ranks) {
-    config.grid_x += std::min(mesh_.ranks()[rank].info.worker_count, launch.block_limit);
+    config.grid_x += std::min(mesh_.rank(rank).info.worker_count, launch.block_limit);
   }
   config.grid_y = config.grid_z = config.block_y = config.block_z = 1;
   config.block_x = part.image.info().block_size;
@@ -349,7 +406,7 @@ Result Session::enqueue_launch(const Part& part, const device::ExecuteRequest& r
   }
   if (trace_tiles_ != 0) {
     for (const uint32_t rank : part.device.ranks) {
-      const DeviceMemory& memory = trace_memory_[rank];
+      const DeviceMemory& memory = trace_memory_[local(rank)];
       const Result result = driver_.fill_bytes(memory.address(), 0, memory.size(), config.stream);
       if (result != result_success) return result;
     }
@@ -363,12 +420,16 @@ Result Session::enqueue_launch(const Part& part, const device::ExecuteRequest& r
 void Session::abandon(Result result, uint32_t rank) noexcept {
   failed_rank_.store(rank, std::memory_order_relaxed);
   driver_failure_.store(result, std::memory_order_release);  // pairs with the acquire in status
-  if (parts_.size() > 1) send_aborts();
+  if (parts_.size() > 1 || !group_.alone()) send_aborts(&Mailbox::driver_word);
 }
 
 mkrt_status Session::query(uint64_t* out_value, mkrt_error* out_error) noexcept {
   if (busy()) look_now_and_then();
   *out_value = completed();
+  if (!group_.alone() && status(nullptr) != MKRT_OK) {
+    const std::unique_lock lock(cancel_mutex_, std::try_to_lock);
+    if (lock) ask_others();
+  }
   return status(out_error);
 }
 
@@ -384,7 +445,7 @@ void Session::look_now_and_then() noexcept {
   const Clock::rep next = now + Clock::duration(interval).count();
   if (!next_look_.compare_exchange_strong(due, next, std::memory_order_relaxed)) return;
   const std::unique_lock lock(cancel_mutex_, std::try_to_lock);
-  if (lock) notice_failure();
+  if (lock && !notice_failure()) notice_loss();
 }
 
 mkrt_status Session::wait(uint64_t value, uint64_t timeout_ns, mkrt_error* out_error) noexcept {
@@ -412,11 +473,12 @@ mkrt_status Session::wait(uint64_t value, uint64_t timeout_ns, mkrt_error* out_e
     if (now >= next_look) {
       const std::lock_guard lock(cancel_mutex_);
       if (notice_failure()) return status(out_error);
+      notice_loss();
       next_look = now + watch_ns;
     }
     std::this_thread::sleep_for(nap);
   }
-  return status(out_error);
+  return final_status(out_error);
 }
 
 // A launch that the driver gave up on never stores its value; the streams of its device know. `cancel_mutex_` is held.
@@ -438,21 +500,76 @@ Result Session::ask(const Part& part) const noexcept {
   return driver_.stream_query(part.watched());
 }
 
+// A process that has ended, while something is in flight that needs it: its ranks come to nothing any more, and those
+// here are told to leave. `cancel_mutex_` is held.
+void Session::notice_loss() noexcept {
+  if (group_.alone() || lost_process_.load(std::memory_order_relaxed) != none) return;
+  const uint32_t lost = group_.lost();
+  if (lost == group_.size()) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (lost_since_ == std::chrono::steady_clock::time_point()) lost_since_ = now;
+  if (now - lost_since_ < loss_grace) return;
+  lost_process_.store(lost, std::memory_order_relaxed);
+  send_aborts(&Mailbox::peer_word);
+}
+
+// What ranks of other processes know of a failure that ended a launch here. Their memory can be read whether their
+// processes are there or not. `cancel_mutex_` is held.
+void Session::ask_others() noexcept {
+  if (asked_others_.load(std::memory_order_relaxed)) return;
+  const Part& part = *parts_.front();
+  const ContextScope scope(*part.device.context);
+  if (scope.result() != result_success) return;
+  const BesideCaptures beside(driver_);
+  mkrt_report first{};
+  for (uint32_t rank = 0; rank < mesh_.rank_count() && beside.result() == result_success; ++rank) {
+    if (group_.is_local(rank)) continue;
+    mkrt_report theirs{};
+    const DevicePointer from = memory_->address(rank) + places_.control + offsetof(mkrt_control, report);
+    Result result = driver_.copy_to_host(&theirs, from, sizeof(theirs), part.side_stream.get());
+    if (result == result_success) result = driver_.stream_synchronize(part.side_stream.get());
+    if (result == result_success && is_sound(theirs) && comes_first(theirs, first)) first = theirs;
+  }
+  // One that said why it gave up has not just vanished.
+  const uint32_t own = status_of(first_report().status);
+  const bool unexplained = first.status == MKRT_OK && (own == MKRT_ERROR_DEADLINE || own == MKRT_ERROR_PEER);
+  const uint32_t lost = group_.lost();
+  if (unexplained && lost != group_.size()) lost_process_.store(lost, std::memory_order_relaxed);
+  others_report_ = first;
+  asked_others_.store(true, std::memory_order_release);  // pairs with the acquire in first_report
+}
+
+// Whether a report of another process can be shown: it may be half written, or of another program than it should be.
+bool Session::is_sound(const mkrt_report& report) const noexcept {
+  if (report.status != MKRT_ERROR_DEADLINE && report.status != MKRT_ERROR_FAULT) return false;
+  if (report.rank >= mesh_.rank_count()) return false;
+  if (is_of_ranks(report)) return true;
+  const uint32_t entry = entry_of_[report.timeline_value % most_in_flight];
+  return report.record < executable_.program().entries[entry].records.size();
+}
+
 void Session::cancel() noexcept {
   const std::lock_guard lock(cancel_mutex_);
   if (!busy() && !captured_.load(std::memory_order_relaxed)) return;
   cancelled_.store(true, std::memory_order_relaxed);
-  send_aborts();
+  send_aborts(&Mailbox::cancelled_word);
 }
 
-// Makes the launches of all ranks leave. `cancel_mutex_` is held.
-void Session::send_aborts() noexcept {
+// Makes the launches of all ranks leave, those of other processes included. `cancel_mutex_` is held.
+void Session::send_aborts(AbortWord word) noexcept {
+  bool told_others = group_.alone();
   for (const auto& part : parts_) {
     const ContextScope scope(*part->device.context);
     if (scope.result() != result_success) continue;
-    for (const uint32_t rank : part->device.ranks) {
-      driver_.copy_to_device(memory_.address(rank) + places_.control + offsetof(mkrt_control, abort),
-                             &mailboxes_[rank]->abort_word, sizeof(uint32_t), part->side_stream.get());
+    const auto send = [&](uint32_t rank) {
+      const uint32_t* from = &(mailboxes_[local(part->device.ranks.front())]->*word);
+      return driver_.copy_to_device(abort_word_of(rank), from, sizeof(*from), part->side_stream.get());
+    };
+    for (const uint32_t rank : part->device.ranks) send(rank);
+    if (std::exchange(told_others, true)) continue;
+    for (uint32_t rank = 0; rank < mesh_.rank_count(); ++rank) {
+      // A device that is lost tells nobody; another one does.
+      if (!group_.is_local(rank) && send(rank) != result_success) told_others = false;
     }
   }
 }
@@ -470,19 +587,72 @@ Result Session::settle(bool launches) noexcept {
 }
 
 mkrt_status Session::reset(mkrt_error* out_error) noexcept {
+  if (!group_.alone()) {
+    try {
+      reset_together();
+      return MKRT_OK;
+    } catch (const base::Failure& failure) {
+      return base::report(out_error, failure);
+    } catch (const std::bad_alloc&) {
+      return base::report(out_error, MKRT_ERROR_OUT_OF_MEMORY, "the C++ heap has no memory left");
+    }
+  }
   // A cancel that comes late must not hit the next execute: it is over before the control words become zero.
   const std::lock_guard lock(cancel_mutex_);
+  mkrt_status status = come_to_rest(out_error);
+  if (status == MKRT_OK) status = clear(out_error);
+  if (status == MKRT_OK) begin_anew();
+  return status;
+}
+
+// Nobody's memory becomes zero while a launch of another process may write to it, and nobody's launch begins before all
+// are zero.
+void Session::reset_together() {
+  constexpr const char* call = "mkrt_session_reset";
+  const auto step = [&](mkrt_status (Session::*what)(mkrt_error*) noexcept) {
+    mkrt_error error = MKRT_ERROR_INIT;
+    const std::lock_guard lock(cancel_mutex_);
+    const mkrt_status status = (this->*what)(&error);
+    if (status == MKRT_OK) return;
+    throw base::Failure(status, error.message).with_driver_code(error.driver_code).at_rank(error.rank);
+  };
+  if (const uint32_t lost = group_.lost(); lost != group_.size()) {
+    mkrt_error error = MKRT_ERROR_INIT;
+    device::report_lost(group_, lost, &error);
+    throw base::Failure(error.status, error.message).at_rank(error.rank);
+  }
+  const auto sessions = group_.together<uint64_t>(call, [&] {
+    step(&Session::come_to_rest);
+    return device::ProcessGroup::Part<uint64_t>{number_};
+  });
+  for (uint32_t process = 0; process < group_.size(); ++process) {
+    if (sessions.values[process] == sessions.values[0]) continue;
+    throw base::Failure(MKRT_ERROR_PEER, base::text("processes 0 and ", process, " reset different sessions"));
+  }
+  half_reset_.store(true, std::memory_order_relaxed);
+  group_.agree(call, [&] { step(&Session::clear); });
+  const std::lock_guard lock(cancel_mutex_);
+  begin_anew();
+}
+
+// The first part of a reset: nothing of this process is on its way. `cancel_mutex_` is held, as in the others.
+mkrt_status Session::come_to_rest(mkrt_error* out_error) noexcept {
   const bool lost = driver_failure_.load(std::memory_order_relaxed) != result_success || (busy() && notice_failure());
   if (!lost && busy()) return report_busy(out_error);
   // All ranks first: a launch writes to the others' control words until it ends. Those that ended by themselves have
   // said so.
-  Result result = settle(lost);
+  const Result result = settle(lost);
+  if (result == result_success) return MKRT_OK;
+  return driver_error(driver_, result, "reset the session", static_cast<int32_t>(group_.first_rank()), out_error);
+}
+
+mkrt_status Session::clear(mkrt_error* out_error) noexcept {
   for (const auto& part : parts_) {
     const ContextScope scope(*part->device.context);
-    if (result == result_success) result = scope.result();
+    Result result = scope.result();
     for (const uint32_t rank : part->device.ranks) {
       if (result != result_success) break;
-      result = driver_.fill_bytes(memory_.address(rank), 0, places_.cleared, part->copies);
+      result = driver_.fill_bytes(memory_->address(rank), 0, places_.cleared, part->copies);
     }
     if (result == result_success) result = driver_.stream_synchronize(part->copies);
     if (result != result_success) {
@@ -490,14 +660,19 @@ mkrt_status Session::reset(mkrt_error* out_error) noexcept {
       return driver_error(driver_, result, "reset the session", rank, out_error);
     }
   }
+  return MKRT_OK;
+}
+
+void Session::begin_anew() noexcept {
   for (Mailbox* mailbox : mailboxes_) {
     std::memset(&mailbox->report, 0, sizeof(mailbox->report));
     // The streams are idle. A launch that the driver gave up on did not say so: its value counts as reached.
     std::atomic_ref(mailbox->timeline).store(last_value_.load(std::memory_order_relaxed), std::memory_order_release);
   }
+  asked_others_.store(false, std::memory_order_relaxed);
+  half_reset_.store(false, std::memory_order_relaxed);
   driver_failure_.store(result_success, std::memory_order_relaxed);
   cancelled_.store(false, std::memory_order_relaxed);
-  return MKRT_OK;
 }
 
 mkrt_status Session::write(uint32_t rank, uint32_t tensor, uint64_t offset, const void* data, uint64_t size,
@@ -506,7 +681,7 @@ mkrt_status Session::write(uint32_t rank, uint32_t tensor, uint64_t offset, cons
   if (size == 0) return MKRT_OK;
   const Part& part = part_of(rank);
   const ContextScope scope(*part.device.context);
-  const DevicePointer to = memory_.address(rank) + executable_.layout().tensor_offsets[tensor] + offset;
+  const DevicePointer to = memory_->address(rank) + executable_.layout().tensor_offsets[tensor] + offset;
   Result result = scope.result();
   if (result == result_success) result = driver_.copy_to_device(to, data, size, part.copies);
   if (result == result_success) result = driver_.stream_synchronize(part.copies);
@@ -516,7 +691,7 @@ mkrt_status Session::write(uint32_t rank, uint32_t tensor, uint64_t offset, cons
 
 mkrt_status Session::read(uint32_t rank, uint32_t tensor, uint64_t offset, uint64_t size, void* out_data,
                           mkrt_error* out_error) noexcept {
-  const DevicePointer from = memory_.address(rank) + executable_.layout().tensor_offsets[tensor] + offset;
+  const DevicePointer from = memory_->address(rank) + executable_.layout().tensor_offsets[tensor] + offset;
   return copy_back(rank, from, size, out_data, "read a tensor", out_error);
 }
 
@@ -534,7 +709,7 @@ mkrt_status Session::copy_back(uint32_t rank, DevicePointer from, uint64_t size,
 }
 
 void* Session::tensor_address(uint32_t rank, uint32_t tensor) noexcept {
-  return reinterpret_cast<void*>(memory_.address(rank) + executable_.layout().tensor_offsets[tensor]);
+  return reinterpret_cast<void*>(memory_->address(rank) + executable_.layout().tensor_offsets[tensor]);
 }
 
 void Session::trace(uint32_t tiles_per_worker) {
@@ -547,12 +722,13 @@ void Session::trace(uint32_t tiles_per_worker) {
     if (part->image.traced_kernel() == nullptr) part->image.refuse("has no kernel mkrt_run_traced");
   }
   std::vector<uint64_t> addresses;
-  for (uint32_t rank = 0; rank < mesh_.rank_count(); ++rank) {
-    const Part& part = part_of(rank);
+  for (const RankDevice& rank : mesh_.ranks()) {
+    const Part& part = part_of(rank.number);
     const ContextScope scope(*part.device.context);
     driver_.check(scope.result(), "make the device's context current");
-    const uint64_t bytes = uint64_t{mesh_.ranks()[rank].info.worker_count} * tiles_per_worker * sizeof(mkrt_trace_tile);
-    addresses.push_back(trace_memory_.emplace_back(executable_.heaps()[rank], bytes, "a trace").address());
+    const uint64_t bytes = uint64_t{rank.info.worker_count} * tiles_per_worker * sizeof(mkrt_trace_tile);
+    const std::shared_ptr<DeviceHeap>& heap = executable_.heaps()[local(rank.number)];
+    addresses.push_back(trace_memory_.emplace_back(heap, bytes, "a trace").address());
     driver_.check(driver_.fill_bytes(addresses.back(), 0, bytes, part.copies), "clear the trace");
     driver_.check(driver_.stream_synchronize(part.copies), "clear the trace");
   }
@@ -560,7 +736,7 @@ void Session::trace(uint32_t tiles_per_worker) {
   trace_tiles_ = tiles_per_worker;
 }
 
-// By rank; none: nothing is traced.
+// By the number of the rank in this process; none: nothing is traced.
 void Session::set_trace_addresses(std::span<const uint64_t> addresses) {
   for (size_t i = 0; i < launches_.size(); ++i) {
     launches_[i].trace = addresses.empty() ? 0 : addresses[i / entry_count_];
@@ -576,17 +752,19 @@ mkrt_status Session::read_trace(uint32_t worker, uint32_t count, mkrt_trace_tile
                                 mkrt_error* out_error) noexcept {
   if (busy()) return report_busy(out_error);
   if (count == 0) return MKRT_OK;
-  uint32_t rank = 0;
+  uint32_t number = 0;  // of the rank in this process
   uint32_t of_rank = worker;
-  while (rank < mesh_.rank_count() && of_rank >= mesh_.ranks()[rank].info.worker_count) {
-    of_rank -= mesh_.ranks()[rank++].info.worker_count;
+  while (number < mesh_.ranks().size() && of_rank >= mesh_.ranks()[number].info.worker_count) {
+    of_rank -= mesh_.ranks()[number++].info.worker_count;
   }
-  if (rank == mesh_.rank_count() || count > trace_tiles_) {
+  if (number == mesh_.ranks().size() || count > trace_tiles_) {
     return base::report(out_error, MKRT_ERROR_ARGUMENT, "the trace has %u tiles of each of %u workers", trace_tiles_,
                         trace_tiles_ == 0 ? 0 : worker - of_rank);
   }
-  const DevicePointer from = trace_memory_[rank].address() + uint64_t{of_rank} * trace_tiles_ * sizeof(mkrt_trace_tile);
-  return copy_back(rank, from, count * sizeof(mkrt_trace_tile), out_tiles, "read a trace", out_error);
+  const DevicePointer from =
+      trace_memory_[number].address() + uint64_t{of_rank} * trace_tiles_ * sizeof(mkrt_trace_tile);
+  return copy_back(mesh_.ranks()[number].number, from, count * sizeof(mkrt_trace_tile), out_tiles, "read a trace",
+                   out_error);
 }
 
 }  // namespace mkrt::cuda

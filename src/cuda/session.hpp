@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -18,9 +19,12 @@ namespace mkrt::cuda {
 
 class Session final : public device::Session {
  public:
-  // `executable` outlives the session. Throws Failure.
-  explicit Session(Executable& executable);
+  // `executable` outlives the session. `number` is the same in all processes. take_memory and fill come before
+  // everything else. All three throw Failure.
+  Session(Executable& executable, uint64_t number);
   ~Session() override;
+  void take_memory();  // collective where there are several processes
+  void fill();         // writes it
 
   mkrt_status execute(const device::ExecuteRequest& request, uint64_t* out_value,
                       mkrt_error* out_error) noexcept override;
@@ -42,8 +46,10 @@ class Session final : public device::Session {
   struct alignas(128) Mailbox {
     uint64_t timeline;  // value that the last finished launch stored
     mkrt_report report;
-    uint32_t abort_word;  // what a cancel copies to the device; constant
+    // What is copied to the device to end what runs there; constant.
+    uint32_t cancelled_word, driver_word, peer_word;
   };
+  using AbortWord = uint32_t Mailbox::*;
 
   // What the session has on a device of the mesh.
   struct Part {
@@ -65,7 +71,7 @@ class Session final : public device::Session {
     PinnedMemory mailboxes;  // of its ranks, in their order
   };
 
-  // Where things lie in a session's memory, the same on every rank, in bytes.
+  // Where things lie in a session's memory, in bytes. Up to the tables they lie at the same place on every rank.
   struct Places {
     uint64_t control = 0;
     uint64_t epochs = 0;
@@ -89,8 +95,15 @@ class Session final : public device::Session {
   bool notice_failure() noexcept;
   Result ask(const Part& part) const noexcept;
   void look_now_and_then() noexcept;
-  void send_aborts() noexcept;
+  void notice_loss() noexcept;
+  void ask_others() noexcept;
+  bool is_sound(const mkrt_report& report) const noexcept;
+  void send_aborts(AbortWord word) noexcept;
   Result settle(bool launches) noexcept;
+  mkrt_status come_to_rest(mkrt_error* out_error) noexcept;
+  mkrt_status clear(mkrt_error* out_error) noexcept;
+  void begin_anew() noexcept;
+  void reset_together();
   void finish_work() noexcept;
   mkrt_status copy_back(uint32_t rank, DevicePointer from, uint64_t size, void* out_data, const char* what,
                         mkrt_error* out_error) noexcept;
@@ -99,21 +112,33 @@ class Session final : public device::Session {
   mkrt_status report_busy(mkrt_error* out_error) const noexcept;
   // OK, or what a launch reported.
   mkrt_status status(mkrt_error* out_error) const noexcept;
+  mkrt_status final_status(mkrt_error* out_error) noexcept;
+  mkrt_report first_report() const noexcept;
+  mkrt_status fill_leaving(uint32_t abort, mkrt_error* out_error) const noexcept;
   mkrt_status fill_report(const mkrt_report& report, mkrt_error* out_error) const noexcept;
   uint64_t completed() const noexcept;
   static mkrt_report report_of(Mailbox& mailbox) noexcept;
-  mkrt_launch& launch_of(uint32_t rank, uint32_t entry) noexcept { return launches_[rank * entry_count_ + entry]; }
-  const Part& part_of(uint32_t rank) const noexcept { return *parts_[mesh_.ranks()[rank].device]; }
+  uint32_t local(uint32_t rank) const noexcept { return rank - group_.first_rank(); }
+  mkrt_launch& launch_of(uint32_t rank, uint32_t entry) noexcept {
+    return launches_[local(rank) * entry_count_ + entry];
+  }
+  const Part& part_of(uint32_t rank) const noexcept { return *parts_[mesh_.rank(rank).device]; }
+  DevicePointer abort_word_of(uint32_t rank) const noexcept {
+    return memory_->address(rank) + places_.control + offsetof(mkrt_control, abort);
+  }
 
   Executable& executable_;
   Mesh& mesh_;
+  device::ProcessGroup& group_;
+  const uint64_t number_;
   const Driver& driver_;
   const uint32_t entry_count_;
   std::vector<std::unique_ptr<Part>> parts_;  // by the number of the mesh's device
-  std::vector<Mailbox*> mailboxes_;           // by rank
+  // By the number of the rank in this process, as traces and launches.
+  std::vector<Mailbox*> mailboxes_;
   const Places places_;
-  SymmetricMemory memory_;
-  std::vector<DeviceMemory> trace_memory_;  // by rank; empty where nothing is traced
+  std::optional<SymmetricMemory> memory_;
+  std::vector<DeviceMemory> trace_memory_;  // empty where nothing is traced
   uint32_t trace_tiles_ = 0;
   std::vector<mkrt_launch> launches_;  // for each rank and entry, complete but for what a request says
   std::vector<uint32_t> entry_of_;     // of the launches in flight, by timeline value modulo their number
@@ -127,6 +152,16 @@ class Session final : public device::Session {
   // first.
   std::atomic<Result> driver_failure_{result_success};
   std::atomic<uint32_t> failed_rank_{0};
+
+  // Several processes. One that was lost while executes needed it; when it was first seen to be.
+  static constexpr uint32_t none = UINT32_MAX;
+  std::atomic<uint32_t> lost_process_{none};
+  std::chrono::steady_clock::time_point lost_since_{};
+  // What their ranks reported, once they were asked; the report is written first.
+  std::atomic<bool> asked_others_{false};
+  mkrt_report others_report_{};
+  // A reset began and did not end everywhere: some ranks' memory is zero, others' is not.
+  std::atomic<bool> half_reset_{false};
 };
 
 }  // namespace mkrt::cuda

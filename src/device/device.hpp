@@ -75,6 +75,9 @@ class Mesh {
   // Of all processes.
   uint32_t rank_count() const noexcept { return group_->rank_count(); }
   ProcessGroup& group() const noexcept { return *group_; }
+  // Collective, when every process has made its mesh and all are of one kind; comes before anything else. What the
+  // devices of different processes must know of each other.
+  virtual void connect() {}
   // A rank of this process.
   virtual void describe(uint32_t rank, mkrt_device_info* out_info) const noexcept = 0;
   // `program` has passed verify/ and outlives the executable. It is the same in all processes.

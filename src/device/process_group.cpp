@@ -55,13 +55,15 @@ ProcessGroup::ProcessGroup(const mkrt_process_extension& extension, uint32_t ran
   struct Hello {
     uint32_t ranks;
     uint32_t system_id;
+    uint32_t passed;  // 1: with a descriptor
   };
   const base::Descriptor watch = base::watch_own_process();
   Gathered<Hello> hellos = together<Hello>("mkrt_mesh_create", [&] {
-    return Part<Hello>{{ranks, base::process_id()}, watch.get()};
+    return Part<Hello>{{ranks, base::process_id(), watch ? 1u : 0u}, watch.get()};
   });
   uint64_t count = 0;
   for (uint32_t i = 0; i < size(); ++i) {
+    if (i != own() && hellos.values[i].passed != 0 && !hellos.descriptors[i]) passes_descriptors_ = false;
     processes_[i] = {static_cast<uint32_t>(count), hellos.values[i].ranks, hellos.values[i].system_id,
                      std::move(hellos.descriptors[i])};
     count += hellos.values[i].ranks;
@@ -79,6 +81,12 @@ uint32_t ProcessGroup::process_of(uint32_t rank) const noexcept {
   uint32_t process = 0;
   while (rank - processes_[process].first_rank >= processes_[process].rank_count) ++process;
   return process;
+}
+
+uint32_t ProcessGroup::most_ranks() const noexcept {
+  uint32_t most = 0;
+  for (const Process& process : processes_) most = std::max(most, process.rank_count);
+  return most;
 }
 
 uint32_t ProcessGroup::lost() noexcept {

@@ -41,6 +41,10 @@ class ProcessGroup {
   uint32_t local_rank_count() const noexcept { return processes_[own()].rank_count; }
   bool is_local(uint32_t rank) const noexcept { return rank - first_rank() < local_rank_count(); }
   uint32_t process_of(uint32_t rank) const noexcept;
+  uint32_t most_ranks() const noexcept;  // that one of the processes has
+
+  // Whether file descriptors of the others have come here. Where the system gave none to pass yet, it is believed.
+  bool passes_descriptors() const noexcept { return passes_descriptors_; }
 
   // A process that has ended, or `size()`. It stays so. Any thread; allocates nothing.
   uint32_t lost() noexcept;
@@ -93,6 +97,7 @@ class ProcessGroup {
   std::shared_ptr<void> keep_;
   std::vector<Process> processes_;
   uint32_t rank_count_ = 0;
+  bool passes_descriptors_ = true;
   std::mutex mutex_;        // of one all-gather after the other
   uint32_t next_call_ = 0;  // number of the all-gather
   std::atomic<uint32_t> lost_{UINT32_MAX};

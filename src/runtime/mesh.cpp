@@ -173,6 +173,7 @@ std::shared_ptr<Mesh> create_mesh(std::shared_ptr<Runtime> runtime, std::span<co
         MKRT_ERROR_ARGUMENT,
         base::text("the ranks of a mesh are of one kind; those of processes 0 and ", process, " are of two"));
   }
+  devices->connect();
   const base::Hooks& hooks = *runtime->hooks();
   return make_object<Mesh>(hooks, std::move(runtime), std::move(devices));
 }

@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -596,20 +597,21 @@ class DriverDouble::State {
   struct Path {
     bool access = true, atomics = true;
   };
-  const Path* path(DeviceNumber from, DeviceNumber to) {
-    if (device(from) == nullptr || device(to) == nullptr) return nullptr;
+  std::optional<Path> path(DeviceNumber from, DeviceNumber to) {
+    if (device(from) == nullptr || device(to) == nullptr) return {};
     if (from == to) violate("a path of a device to itself is asked for");
-    return &paths_[{from - number_base, to - number_base}];
+    const std::lock_guard lock(mutex_);
+    return paths_[{from - number_base, to - number_base}];
   }
   Result device_can_access_peer(int* out, DeviceNumber from, DeviceNumber to) {
-    const Path* found = path(from, to);
-    if (found == nullptr) return result_invalid_device;
+    const std::optional<Path> found = path(from, to);
+    if (!found) return result_invalid_device;
     *out = found->access ? 1 : 0;
     return result_success;
   }
   Result peer_attribute(int* out, PeerAttribute attribute, DeviceNumber from, DeviceNumber to) {
-    const Path* found = path(from, to);
-    if (found == nullptr) return result_invalid_device;
+    const std::optional<Path> found = path(from, to);
+    if (!found) return result_invalid_device;
     if (attribute != peer_access_supported && attribute != peer_native_atomics) return result_invalid_value;
     *out = (attribute == peer_access_supported ? found->access : found->atomics) ? 1 : 0;
     return result_success;
@@ -1176,7 +1178,9 @@ class DriverDouble::State {
       violate("a launch of an instruction set that the double was not given");
       return result_invalid_image;
     }
-    enqueue_use(*stream, {seen.parameters.control, seen.parameters.report}, [this, seen, isa, broken, stream] {
+    std::vector<uint64_t> used = control_words(seen.parameters, stream->context->device);
+    used.push_back(seen.parameters.report);
+    enqueue_use(*stream, std::move(used), [this, seen, isa, broken, stream] {
       std::atomic<Result>& failure = stream->context->failure;
       if (broken != result_success) {
         failure = broken;
@@ -1192,6 +1196,18 @@ class DriverDouble::State {
       if (!wrong.empty()) violate(wrong);
     });
     return result_success;
+  }
+  // Where those of every rank of a launch are.
+  std::vector<uint64_t> control_words(const mkrt_launch& launch, int device) {
+    const uint64_t bytes = launch.rank_count * sizeof(int64_t);
+    const std::byte* deltas = translate(device, launch.rank_delta, bytes, "a launch's rank deltas");
+    std::vector<uint64_t> all;
+    for (uint32_t rank = 0; deltas != nullptr && rank < launch.rank_count; ++rank) {
+      int64_t delta = 0;
+      std::memcpy(&delta, deltas + rank * sizeof(delta), sizeof(delta));
+      all.push_back(launch.control + static_cast<uint64_t>(delta));
+    }
+    return all;
   }
   void check_config(const LaunchConfig& config, Function function) {
     const SimulatedDevice& device = device_of(function);
@@ -1283,7 +1299,7 @@ class DriverDouble::State {
   PhysicalMemory last_physical_ = 0;
   std::set<uint64_t> exported_;  // numbers of pages
   std::map<std::pair<int, int>, Path> paths_;
-  std::multiset<uint64_t> in_use_;  // by what streams still have to do; of a launch, its first rank's control words
+  std::multiset<uint64_t> in_use_;  // by what streams still have to do; of a launch, every rank's control words
   std::condition_variable use_ended_;
   std::vector<std::shared_ptr<StreamObject>> streams_;    // shared with who waits for one that another thread destroys
   std::vector<std::shared_ptr<StreamObject>> destroyed_;  // with work on its way
@@ -1422,6 +1438,8 @@ void DriverDouble::break_next_launch(Result result) {
 }
 
 void DriverDouble::lose(Context context, Result result) { context->failure = result; }
+
+void DriverDouble::wait_for(Context context) { state_->wait_for_context(context); }
 
 Context DriverDouble::primary_context(int ordinal) { return &state_->primaries_[static_cast<size_t>(ordinal)].object; }
 

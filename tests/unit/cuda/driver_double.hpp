@@ -99,6 +99,7 @@ class DriverDouble {
   void break_next_launch(Result result);
   // Kernels of the context end where they are; from now on every call in it returns `result`.
   void lose(Context context, Result result);
+  void wait_for(Context context);  // until nothing of it is on its way
   Context primary_context(int ordinal);
   // Whether streams begin with their work only when somebody waits for it, as slow a device as there can be.
   void put_work_off(bool off);
