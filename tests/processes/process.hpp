@@ -56,17 +56,25 @@ class Speaker {
 class Process {
  public:
   explicit Process(const std::function<void(const Speaker&)>& body) {
-    int ends[2];
-    REQUIRE(::pipe(ends) == 0);
-    id_ = ::fork();
-    REQUIRE(id_ >= 0);
-    if (id_ == 0) {
-      ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that is killed leaves nobody behind
-      ::close(ends[0]);
-      run(body, ends[1]);
-    }
-    ::close(ends[1]);
-    from_ = ends[0];
+    start([&](int to) { run(body, to); });
+  }
+  // The same with a program of its own, for tests that have other threads or what no copy of a process has. It speaks
+  // to the descriptor whose number is in the environment variable `variable`, and `arguments` begin with its path.
+  Process(const std::vector<std::string>& arguments, const std::string& variable) {
+    std::vector<char*> passed;
+    for (const std::string& argument : arguments) passed.push_back(const_cast<char*>(argument.c_str()));
+    passed.push_back(nullptr);
+    // Nothing is allocated after the fork, whose copy has this thread alone.
+    std::string said = variable + "=            ";
+    std::vector<char*> environment;
+    for (char** one = environ; *one != nullptr; ++one) environment.push_back(*one);
+    environment.push_back(said.data());
+    environment.push_back(nullptr);
+    start([&](int to) {
+      std::snprintf(said.data() + variable.size() + 1, said.size() - variable.size(), "%d", to);
+      ::execve(passed[0], passed.data(), environment.data());
+      std::_Exit(4);
+    });
   }
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
@@ -104,6 +112,19 @@ class Process {
   }
 
  private:
+  void start(const std::function<void(int to)>& continue_as) {
+    int ends[2];
+    REQUIRE(::pipe(ends) == 0);
+    id_ = ::fork();
+    REQUIRE(id_ >= 0);
+    if (id_ == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that is killed leaves nobody behind
+      ::close(ends[0]);
+      continue_as(ends[1]);
+    }
+    ::close(ends[1]);
+    from_ = ends[0];
+  }
   [[noreturn]] static void run(const std::function<void(const Speaker&)>& body, int to) {
     try {
       body(Speaker(to));
