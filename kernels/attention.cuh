@@ -2,13 +2,13 @@
 // cache.
 //
 // The activation warp brings everything into an activation buffer, the cache in chunks of at most 64 rows; the consumer
-// warps work from shared memory alone. A chunk takes three passes: scores (a thread a row and head), softmax (a warp a
-// head), values (a thread two elements of a head), so that no sums have to be joined between threads. The loops are
-// short and not unrolled on purpose: an instruction that runs once a tile costs most when it is fetched
-// (PERFORMANCE.md).
+// warps work from shared memory alone. A chunk takes two passes with one barrier between them: scores and weights, a warp
+// eight rows of the cache, and values, a warp eight elements of every head. Weights are relative to the largest score of
+// their eight rows, and brought to one measure when the values are added up.
 //
-// Chunks are dealt to the splits in turn. Where a split's first chunk lies then does not depend on the position, and
-// short contexts keep few splits busy instead of all of them with a few rows each.
+// Chunks are dealt to the splits in turn, to one alone while they are few. Where a split's first chunk lies then does not
+// depend on the position. Splits leave their parts in the record's workspace, and of the warps that have the same
+// elements, one a split, that which comes last joins them: nobody waits for anybody, and no record of its own is needed.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -82,30 +82,36 @@ __device__ inline const AttentionShape& attention_shape(const TileSlot& tile) {
   return *reinterpret_cast<const AttentionShape*>(tile.prepared);
 }
 
-// What the consumer warps share besides, in a partial buffer: byte places.
+// Rows of the cache that a warp has of a chunk.
+constexpr uint32_t warp_rows = 8;
+static_assert(most_chunk_rows == machine::consumer_warps * warp_rows);
+
+// What the consumer warps share besides, in a partial buffer: byte places. Weights and statistics of two chunks, so that
+// a warp may begin the next one while others add up the values of the last.
 struct AttentionRoom {
   uint32_t newest_key, newest_value;  // rows of the cache
   uint32_t query;                     // heads rows of rounded queries, then heads rows of what rounding left
-  uint32_t weight;                    // the same of a chunk's weights
-  uint32_t score;                     // heads x (chunk_rows + 4) f32
+  uint32_t weight[2];                 // the same of a chunk's weights
+  uint32_t statistic[2];              // of a warp's rows, warps x heads float2: largest score, sum of weights
   uint32_t sum;                       // heads x padded head size f32: values weighted so far
-  uint32_t statistic;                 // heads x 3 f32: maximum, total, what the last chunk changes the sums by
   uint32_t end;
 };
 __device__ inline uint32_t weight_bytes(uint32_t chunk_rows) { return chunk_rows * 2 + weight_padding; }
-__device__ inline uint32_t score_floats(uint32_t chunk_rows) { return chunk_rows + 4; }
 __device__ inline uint32_t sum_floats(uint32_t row_bytes) { return row_bytes / 2; }
 __device__ inline uint32_t query_bytes(uint32_t row_bytes) { return row_bytes + operand_padding; }
 __device__ inline AttentionRoom attention_room(uint32_t heads, uint32_t row_bytes, uint32_t chunk_rows) {
+  const uint32_t weights = 2 * heads * weight_bytes(chunk_rows);
+  const uint32_t statistics = machine::consumer_warps * heads * 8;
   AttentionRoom room;
   room.newest_key = 0;
   room.newest_value = row_bytes;
   room.query = 2 * row_bytes;
-  room.weight = room.query + 2 * heads * query_bytes(row_bytes);
-  room.score = room.weight + 2 * heads * weight_bytes(chunk_rows);
-  room.sum = room.score + heads * score_floats(chunk_rows) * 4;
-  room.statistic = room.sum + heads * sum_floats(row_bytes) * 4;
-  room.end = room.statistic + heads * 12;
+  room.weight[0] = room.query + 2 * heads * query_bytes(row_bytes);
+  room.weight[1] = room.weight[0] + weights;
+  room.statistic[0] = room.weight[1] + weights;
+  room.statistic[1] = room.statistic[0] + statistics;
+  room.sum = room.statistic[1] + statistics;
+  room.end = room.sum + heads * sum_floats(row_bytes) * 4;
   return room;
 }
 
@@ -135,24 +141,35 @@ __device__ inline void prepare_attention(uint32_t place) {
   const uint32_t lane = ptx::lane_number();
   const bool pieces = lane >= MKRT_RECORD_OPERANDS || tile.address[lane] % 16 == 0 ||
                       lane == isa::attention::position || lane == isa::attention::out ||
-                      lane == isa::attention::statistics;
+                      lane == isa::attention::workspace;
   shape.bulk = __all_sync(ptx::full_mask, pieces) && shape.head_size % depth == 0;
   if (lane == 0) *reinterpret_cast<AttentionShape*>(tile.prepared) = shape;
 }
 // One head of the largest size and its newest row fit: 256 elements, 64 rows.
-static_assert((2 + 2) * (2 * 256 + operand_padding) + 2 * (2 * most_chunk_rows + weight_padding) +
-                  4 * (most_chunk_rows + 4) + 4 * 256 + 12 <=
+static_assert((2 + 2) * (2 * 256 + operand_padding) + 4 * (2 * most_chunk_rows + weight_padding) +
+                  2 * machine::consumer_warps * 8 + 4 * 256 <=
               machine::partial_bytes);
 
+// Chunks that one split does alone: a chunk more takes it about as long as to join the parts of several.
+constexpr uint32_t chunks_alone = 2;
+
+// Splits that share the chunks of a context up to `position`.
+__device__ inline uint32_t splits_used(const AttentionShape& shape, uint32_t position) {
+  const uint32_t chunks = position / shape.chunk_rows + 1;
+  return chunks <= chunks_alone ? 1 : min(chunks, shape.splits);
+}
 // Chunks of the cache that a split has at a position; none where the position is outside the cache, a fault.
 __device__ inline uint32_t chunk_count(const TileSlot& tile, const AttentionShape& shape, int32_t position) {
+  const auto place = static_cast<uint32_t>(position);
+  if (place >= tile.record.parameter[isa::attention::context]) return 0;
+  const uint32_t used = splits_used(shape, place);
   const uint32_t begin = shape.split * shape.chunk_rows;
-  if (position < 0 || static_cast<uint32_t>(position) >= tile.record.parameter[isa::attention::context]) return 0;
-  if (static_cast<uint32_t>(position) < begin) return 0;
-  return (static_cast<uint32_t>(position) - begin) / (shape.splits * shape.chunk_rows) + 1;
+  if (shape.split >= used || place < begin) return 0;
+  return (place - begin) / (used * shape.chunk_rows) + 1;
 }
-__device__ inline uint32_t chunk_begin(const AttentionShape& shape, uint32_t chunk) {
-  return (chunk * shape.splits + shape.split) * shape.chunk_rows;
+// First row of a split's chunk where `used` splits share them.
+__device__ inline uint32_t chunk_begin(const AttentionShape& shape, uint32_t used, uint32_t chunk) {
+  return (chunk * used + shape.split) * shape.chunk_rows;
 }
 
 // ---- activation warp ------------------------------------------------------------------------------------------------
@@ -221,7 +238,7 @@ __device__ inline uint32_t bring_cache(const AttentionShape& shape, unsigned cha
 // Brings the rows of a chunk that lie in the cache, those before `position`.
 __device__ inline uint32_t bring_rows(const TileSlot& tile, const AttentionShape& shape, uint32_t chunk,
                                       uint32_t position, unsigned char* buffer, uint64_t* barrier) {
-  const uint32_t begin = chunk_begin(shape, chunk);
+  const uint32_t begin = chunk_begin(shape, splits_used(shape, position), chunk);
   const uint32_t rows = min(shape.chunk_rows, position - begin);
   const uint64_t first = static_cast<uint64_t>(begin) * shape.head_size;
   return bring_cache(shape, buffer + shape.key_rows, input<__half>(tile, isa::attention::k_cache) + first, rows,
@@ -274,7 +291,8 @@ __device__ inline bool bring_attention(const TileSlot& tile, const InputLoads& i
         missing = position != expected;
       }
       if (first) chunks = chunk_count(tile, shape, position);
-      // Where the guess was wrong, its rows are brought again: the same bytes to the same places.
+      // Where the guess was wrong, its rows are brought again: the same bytes to the same places, because a split's first
+      // chunk begins where it does at every position.
       if (missing && chunks != 0)
         bytes += bring_rows(tile, shape, chunk, static_cast<uint32_t>(position), buffer, barrier);
       if (ptx::lane_number() == 0) shared().position[inputs.buffer()] = position;
@@ -325,6 +343,8 @@ struct Chunk {
   unsigned char* buffer;       // the activation buffer
   uint32_t first_head, heads;
   uint32_t rows;  // the newest included
+  uint32_t used;  // splits that share the context
+  uint32_t side;  // which of two places its weights have
   bool newest;    // the last row is the newest
   bool first, last;
 
@@ -338,7 +358,13 @@ struct Chunk {
   __device__ __half* operand(uint32_t at, uint32_t row_bytes, uint32_t row) const {
     return reinterpret_cast<__half*>(shared_room + at + row * row_bytes);
   }
-  __device__ float* floats(uint32_t at) const { return reinterpret_cast<float*>(shared_room + at); }
+  // Largest score and sum of weights that warp `warp` found for head `head`.
+  __device__ float2& statistic(uint32_t warp, uint32_t head) const {
+    return reinterpret_cast<float2*>(shared_room + (side == 0 ? room.statistic[0] : room.statistic[1]))[warp * heads + head];
+  }
+  __device__ uint32_t weight() const { return side == 0 ? room.weight[0] : room.weight[1]; }
+  // Warps that have rows.
+  __device__ uint32_t row_blocks() const { return (rows + warp_rows - 1) / warp_rows; }
 };
 
 // Stores `value` as a pair of f16, `apart` halves from each other.
@@ -388,140 +414,239 @@ __device__ inline void prepare_heads(const TileSlot& tile, const Chunk& chunk) {
   }
 }
 
-// Puts the newest row behind the chunk's rows from the cache, and zeros behind it up to a multiple of 16 rows: weights
-// of zero do not undo what is no number.
+// The warp that has the chunk's last rows puts the newest behind those from the cache, and zeros behind it: weights of
+// zero do not undo what is no number. Nobody else reads this warp's keys; values are read after the next barrier.
 __device__ inline void complete_rows(const Chunk& chunk) {
   const AttentionShape& shape = chunk.shape;
-  const uint32_t pairs = shape.row_bytes / 4;
-  const uint32_t end = (chunk.rows + depth - 1) / depth * depth;
+  const uint32_t end = chunk.row_blocks() * warp_rows;
 #pragma unroll 1
-  for (uint32_t i = consumer_thread(); i < pairs; i += consumer_threads) {
+  for (uint32_t i = ptx::lane_number(); i < shape.row_bytes / 4; i += 32) {
     const auto put = [&](__half* row, uint32_t newest) {
       reinterpret_cast<__half2*>(row)[i] = reinterpret_cast<const __half2*>(chunk.shared_room + newest)[i];
     };
-    if (chunk.newest) {
-      put(chunk.key(chunk.rows - 1), chunk.room.newest_key);
-      put(chunk.value(chunk.rows - 1), chunk.room.newest_value);
-    }
+    put(chunk.key(chunk.rows - 1), chunk.room.newest_key);
+    put(chunk.value(chunk.rows - 1), chunk.room.newest_value);
 #pragma unroll 1
     for (uint32_t row = chunk.rows; row < end; ++row) {
       reinterpret_cast<__half2*>(chunk.value(row))[i] = __half2half2(__half(0.0f));
     }
   }
+  __syncwarp();
 }
 
 // Four neighbouring halves: two registers of an operand.
 __device__ inline uint2 load_four(const __half* at) { return *reinterpret_cast<const uint2*>(at); }
 
-// A warp takes eight rows of the chunk. Lane 4 g + t has head g and rows 2 t and 2 t + 1 of them.
-__device__ inline void compute_scores(const Chunk& chunk) {
+// Of four neighbouring lanes, which have the same head.
+__device__ inline float largest_of_four(float value) {
+  value = fmaxf(value, __shfl_xor_sync(ptx::full_mask, value, 1));
+  return fmaxf(value, __shfl_xor_sync(ptx::full_mask, value, 2));
+}
+__device__ inline float sum_of_four(float value) {
+  value += __shfl_xor_sync(ptx::full_mask, value, 1);
+  return value + __shfl_xor_sync(ptx::full_mask, value, 2);
+}
+
+// What weights are relative to: scores of minus infinity weigh nothing, also where there are no others.
+__device__ inline float reference(float largest) { return largest == -INFINITY ? 0.0f : largest; }
+
+// Weights of the chunk's rows, relative to the largest score of the warp's eight. Lane 4 g + t has head g and rows 2 t
+// and 2 t + 1 of them.
+__device__ inline void compute_weights(const Chunk& chunk) {
   const AttentionShape& shape = chunk.shape;
+  const uint32_t warp = consumer_warp();
+  if (warp >= chunk.row_blocks()) return;
+  // Only where the newest row is are there others than from the cache.
+  if (chunk.newest && warp + 1 == chunk.row_blocks()) complete_rows(chunk);
   const uint32_t g = ptx::lane_number() / 4;
   const uint32_t t = ptx::lane_number() % 4;
+  const uint32_t first = warp * warp_rows;
   // Lanes without a head take the last one's: rows of a product do not mix.
   const __half* query = chunk.operand(chunk.room.query, query_bytes(shape.row_bytes), min(g, chunk.heads - 1)) + 4 * t;
-  const uint32_t apart = chunk.heads * query_bytes(shape.row_bytes) / 2;
+  const uint32_t query_apart = chunk.heads * query_bytes(shape.row_bytes) / 2;
+  const __half* key = chunk.key(first + g) + 4 * t;
   const uint32_t steps = shape.row_bytes / (2 * depth);
-#pragma unroll 1
-  for (uint32_t first = consumer_warp() * 8; first < chunk.rows; first += machine::consumer_warps * 8) {
-    float score[4] = {};
-    const __half* key = chunk.key(first + g) + 4 * t;
+  float score[4] = {};
 #pragma unroll 2
-    for (uint32_t step = 0; step < steps; ++step) {
-      const uint2 rounded = load_four(query + step * depth);
-      const uint2 rest = load_four(query + apart + step * depth);
-      const uint2 k = load_four(key + step * depth);
-      ptx::multiply_f16(score, rounded.x, rest.x, rounded.y, rest.y, k.x, k.y);
-    }
-    if (g >= chunk.heads) continue;
-    float* out = chunk.floats(chunk.room.score) + g * score_floats(shape.chunk_rows) + first + 2 * t;
-    *reinterpret_cast<float2*>(out) = make_float2(score[0] + score[2], score[1] + score[3]);
+  for (uint32_t step = 0; step < steps; ++step) {
+    const uint2 rounded = load_four(query + step * depth);
+    const uint2 rest = load_four(query + query_apart + step * depth);
+    const uint2 k = load_four(key + step * depth);
+    ptx::multiply_f16(score, rounded.x, rest.x, rounded.y, rest.y, k.x, k.y);
   }
-}
-
-// Scores become weights relative to the largest so far. A warp a head.
-__device__ inline void compute_weights(uint32_t place, const Chunk& chunk) {
-  const AttentionShape& shape = chunk.shape;
-  const uint32_t lane = ptx::lane_number();
+  const uint32_t row = first + 2 * t;
+  const float low = row < chunk.rows ? score[0] + score[2] : -INFINITY;
+  const float high = row + 1 < chunk.rows ? score[1] + score[3] : -INFINITY;
+  const float largest = largest_of_four(fmaxf(low, high));
+  const float low_weight = row < chunk.rows ? __expf(low - reference(largest)) : 0.0f;
+  const float high_weight = row + 1 < chunk.rows ? __expf(high - reference(largest)) : 0.0f;
+  const float total = sum_of_four(low_weight + high_weight);
+  if (g >= chunk.heads) return;
   const uint32_t row_bytes = weight_bytes(shape.chunk_rows);
-  const uint32_t end = (chunk.rows + depth - 1) / depth * depth;
-  const bool split = machine::operand_present(machine::slot(place), isa::attention::statistics);
-#pragma unroll 1
-  for (uint32_t head = consumer_warp(); head < chunk.heads; head += machine::consumer_warps) {
-    const float* score = chunk.floats(chunk.room.score) + head * score_floats(shape.chunk_rows);
-    float* statistic = chunk.floats(chunk.room.statistic) + 3 * head;
-    __half* weights = chunk.operand(chunk.room.weight, row_bytes, head);
-    const float before = chunk.first ? -INFINITY : statistic[0];
-    const float total_before = chunk.first ? 0.0f : statistic[1];
-    // At most 64 rows: two a lane.
-    const float low = lane < chunk.rows ? score[lane] : -INFINITY;
-    const float high = lane + 32 < chunk.rows ? score[lane + 32] : -INFINITY;
-    float maximum = fmaxf(before, fmaxf(low, high));
-    for (uint32_t offset = 16; offset != 0; offset /= 2) {
-      maximum = fmaxf(maximum, __shfl_xor_sync(ptx::full_mask, maximum, offset));
-    }
-    const float low_weight = lane < chunk.rows ? __expf(low - maximum) : 0.0f;
-    const float high_weight = lane + 32 < chunk.rows ? __expf(high - maximum) : 0.0f;
-    const uint32_t apart = chunk.heads * row_bytes / 2;
-    if (lane < end) store_pair(weights + lane, apart, low_weight);
-    if (lane + 32 < end) store_pair(weights + lane + 32, apart, high_weight);
-    float total = low_weight + high_weight;
-    for (uint32_t offset = 16; offset != 0; offset /= 2) total += __shfl_xor_sync(ptx::full_mask, total, offset);
-    const float factor = chunk.first ? 0.0f : __expf(before - maximum);
-    total += factor * total_before;
-    if (lane != 0) continue;
-    statistic[0] = maximum;
-    statistic[1] = total;
-    statistic[2] = factor;
-    if (!chunk.last || !split) continue;
-    auto* out =
-        machine::operand<float>(machine::slot(place), isa::attention::statistics) + 2 * (chunk.first_head + head);
-    machine::store(place, isa::attention::statistics, out, maximum);
-    machine::store(place, isa::attention::statistics, out + 1, total);
-  }
+  const __half2 rounded = __floats2half2_rn(low_weight, high_weight);
+  const float2 back = __half22float2(rounded);
+  auto* weights = reinterpret_cast<__half2*>(chunk.operand(chunk.weight(), row_bytes, g) + row);
+  weights[0] = rounded;
+  weights[chunk.heads * row_bytes / 4] = __floats2half2_rn(low_weight - back.x, high_weight - back.y);
+  if (t == 0) chunk.statistic(warp, g) = make_float2(largest, total);
 }
-static_assert(most_chunk_rows <= 64, "compute_weights gives a lane two rows");
 
-// Adds the weighted values; after the last chunk the sums go out. A warp takes eight elements of every head; lane
-// 4 g + t has head g and elements 2 t and 2 t + 1 of them.
-__device__ inline void add_values(uint32_t place, const Chunk& chunk) {
+// Of a lane's head, all chunks so far: what the sums of values are relative to.
+struct Softmax {
+  float largest = -INFINITY;
+  float total = 0;
+};
+
+// Where a lane's part of a split is: two elements of a head, and what they are relative to. Parts begin after the words
+// in which arrivals are counted, at a multiple of 16 bytes.
+__device__ inline uint64_t workspace(const TileSlot& tile) {
+  return (tile.address[isa::attention::workspace] + 15) & ~uint64_t{15};
+}
+// Words for each head: a consumer warp has one of those of the first head that it works on at a time.
+constexpr uint32_t arrival_words = machine::consumer_warps;
+__device__ inline uint32_t* arrivals(const TileSlot& tile, uint32_t first_head) {
+  return reinterpret_cast<uint32_t*>(workspace(tile)) + first_head * arrival_words + consumer_warp();
+}
+__device__ inline float4* part_of(const TileSlot& tile, const AttentionShape& shape, uint32_t split, uint32_t head,
+                                  uint32_t element) {
+  auto* parts = reinterpret_cast<float4*>(workspace(tile) + shape.group * arrival_words * 4);
+  return parts + ((split * shape.group + head) * shape.head_size + element) / 2;
+}
+
+__device__ inline void store_values(uint32_t place, const Chunk& chunk, uint32_t head, uint32_t element, float2 sums,
+                                    float total) {
+  auto* out = machine::operand<float>(machine::slot(place), isa::attention::out) +
+              (chunk.first_head + head) * chunk.shape.head_size + element;
+  machine::store(place, isa::attention::out, out, __fdividef(sums.x, total));
+  machine::store(place, isa::attention::out, out + 1, __fdividef(sums.y, total));
+}
+
+// Adds the weighted values of a chunk; after the last one the sums go out, or into the workspace where there are other
+// splits. Lane 4 g + t has head g and of every eight of the warp's elements 2 t and 2 t + 1.
+__device__ inline void add_values(uint32_t place, const Chunk& chunk, Softmax& softmax) {
+  const TileSlot& tile = machine::slot(place);
   const AttentionShape& shape = chunk.shape;
   const uint32_t g = ptx::lane_number() / 4;
   const uint32_t t = ptx::lane_number() % 4;
+  const uint32_t head = min(g, chunk.heads - 1);
+  const uint32_t blocks = chunk.row_blocks();
+  // What each warp's weights have to be multiplied by, so that all are relative to the largest score of all.
+  float factor[machine::consumer_warps];
+  float totals[machine::consumer_warps];
+  float largest = softmax.largest;
+#pragma unroll
+  for (uint32_t b = 0; b < machine::consumer_warps; ++b) {
+    const float2 statistic = b < blocks ? chunk.statistic(b, head) : make_float2(-INFINITY, 0.0f);
+    factor[b] = statistic.x;
+    totals[b] = statistic.y;
+    largest = fmaxf(largest, statistic.x);
+  }
+  const float before = chunk.first ? 0.0f : __expf(softmax.largest - reference(largest));
+  float total = softmax.total * before;
+#pragma unroll
+  for (uint32_t b = 0; b < machine::consumer_warps; ++b) {
+    factor[b] = __expf(factor[b] - reference(largest));
+    total += factor[b] * totals[b];
+  }
+  softmax.largest = largest;
+  softmax.total = total;
+
   const uint32_t row_bytes = weight_bytes(shape.chunk_rows);
-  const __half* weights = chunk.operand(chunk.room.weight, row_bytes, min(g, chunk.heads - 1)) + 2 * t;
+  const __half* weights = chunk.operand(chunk.weight(), row_bytes, head) + 2 * t;
   const uint32_t apart = chunk.heads * row_bytes / 2;
-  const float* statistic = chunk.floats(chunk.room.statistic) + 3 * min(g, chunk.heads - 1);
-  const bool split = machine::operand_present(machine::slot(place), isa::attention::statistics);
 #pragma unroll 1
   for (uint32_t first = consumer_warp() * 8; first < shape.head_size; first += machine::consumer_warps * 8) {
-    float sum[4] = {};
-#pragma unroll 2
-    for (uint32_t row = 0; row < chunk.rows; row += depth) {
+    float2* kept = reinterpret_cast<float2*>(reinterpret_cast<float*>(chunk.shared_room + chunk.room.sum) +
+                                             head * sum_floats(shape.row_bytes) + first) + t;
+    float2 sums = make_float2(0, 0);
+    if (!chunk.first) sums = make_float2(kept->x * before, kept->y * before);
+#pragma unroll
+    for (uint32_t b = 0; b < machine::consumer_warps; b += 2) {
+      if (b >= blocks) break;
       uint32_t value[2];
-      ptx::load_transposed(value, chunk.value(row + ptx::lane_number() % depth) + first);
-      const auto word = [&](uint32_t at) { return *reinterpret_cast<const uint32_t*>(weights + at); };
-      ptx::multiply_f16(sum, word(row), word(row + apart), word(row + 8), word(row + 8 + apart), value[0], value[1]);
+      ptx::load_transposed(value, chunk.value(b * warp_rows + ptx::lane_number() % (2 * warp_rows)) + first);
+#pragma unroll
+      for (uint32_t i = 0; i < 2; ++i) {
+        // What lies behind the last rows may be no number.
+        if (b + i >= blocks) break;
+        const auto* word = reinterpret_cast<const uint32_t*>(weights + (b + i) * warp_rows);
+        float product[4] = {};
+        ptx::multiply_f16_short(product, word[0], word[apart / 2], value[i]);
+        sums.x = fmaf(factor[b + i], product[0] + product[2], sums.x);
+        sums.y = fmaf(factor[b + i], product[1] + product[3], sums.y);
+      }
     }
     if (g >= chunk.heads) continue;
-    float2* sums =
-        reinterpret_cast<float2*>(chunk.floats(chunk.room.sum) + g * sum_floats(shape.row_bytes) + first) + t;
-    float2 total = make_float2(sum[0] + sum[2], sum[1] + sum[3]);
-    if (!chunk.first) {
-      total.x = fmaf(sums->x, statistic[2], total.x);
-      total.y = fmaf(sums->y, statistic[2], total.y);
-    }
+    const uint32_t element = first + 2 * t;
     if (!chunk.last) {
-      *sums = total;
+      *kept = sums;
+    } else if (element >= shape.head_size) {
       continue;
+    } else if (chunk.used == 1) {
+      store_values(place, chunk, g, element, sums, total);
+    } else {
+      *part_of(tile, shape, shape.split, chunk.first_head + g, element) = make_float4(sums.x, sums.y, largest, total);
     }
-    if (first + 2 * t >= shape.head_size) continue;
-    const float factor = split ? 1.0f : __fdividef(1.0f, statistic[1]);
-    auto* out = machine::operand<float>(machine::slot(place), isa::attention::out) +
-                (chunk.first_head + g) * shape.head_size + first + 2 * t;
-    machine::store(place, isa::attention::out, out, total.x * factor);
-    machine::store(place, isa::attention::out, out + 1, total.y * factor);
   }
+}
+
+// Parts of an element that are on their way at once.
+constexpr uint32_t parts_at_once = 8;
+
+// Joins the splits' parts of the warp's elements: the same lanes as in add_values. In the order of the splits, whichever
+// came last, so that results do not depend on it.
+__device__ inline void join_parts(uint32_t place, const Chunk& chunk) {
+  const TileSlot& tile = machine::slot(place);
+  const AttentionShape& shape = chunk.shape;
+  const uint32_t g = ptx::lane_number() / 4;
+  if (g >= chunk.heads) return;
+#pragma unroll 1
+  for (uint32_t element = consumer_warp() * 8 + ptx::lane_number() % 4 * 2; element < shape.head_size;
+       element += machine::consumer_warps * 8) {
+    float2 sums = make_float2(0, 0);
+    Softmax softmax;
+#pragma unroll 1
+    for (uint32_t first = 0; first < chunk.used; first += parts_at_once) {
+      float4 part[parts_at_once];
+      float largest = softmax.largest;
+#pragma unroll
+      for (uint32_t s = 0; s < parts_at_once; ++s) {
+        part[s] = make_float4(0, 0, -INFINITY, 0);
+        if (first + s < chunk.used) part[s] = *part_of(tile, shape, first + s, chunk.first_head + g, element);
+      }
+#pragma unroll
+      for (uint32_t s = 0; s < parts_at_once; ++s) largest = fmaxf(largest, part[s].z);
+      const float before = __expf(softmax.largest - reference(largest));
+      sums.x *= before;
+      sums.y *= before;
+      softmax.total *= before;
+      softmax.largest = largest;
+#pragma unroll
+      for (uint32_t s = 0; s < parts_at_once; ++s) {
+        const float factor = __expf(part[s].z - reference(largest));
+        sums.x = fmaf(factor, part[s].x, sums.x);
+        sums.y = fmaf(factor, part[s].y, sums.y);
+        softmax.total = fmaf(factor, part[s].w, softmax.total);
+      }
+    }
+    store_values(place, chunk, g, element, sums, softmax.total);
+  }
+}
+
+// The warp's part is in the workspace. Of the warps that have the same elements of the other splits, the last to come
+// here joins all parts. The words are zero in a new session, and again after each record: an increment wraps around.
+__device__ inline void arrive_and_join(uint32_t place, const Chunk& chunk) {
+  if (consumer_warp() * 8 >= chunk.shape.head_size) return;
+  __syncwarp();
+  uint32_t before = 0;
+  // Release: the warp's part, which lanes before the warp's barrier wrote, is there for whoever joins. Acquire: so are
+  // the others' for this warp, if it is the last.
+  if (ptx::lane_number() == 0) {
+    before = ptx::fetch_increment_acq_rel_gpu(arrivals(machine::slot(place), chunk.first_head), chunk.used - 1);
+  }
+  if (__shfl_sync(ptx::full_mask, before, 0) != chunk.used - 1) return;
+  __syncwarp();
+  join_parts(place, chunk);
 }
 
 // The tile that holds the newest position adds its row to the caches.
@@ -534,28 +659,17 @@ __device__ inline void append_row(const TileSlot& tile, const Chunk& chunk, uint
   }
 }
 
-// A split without positions: its part counts for nothing.
-__device__ inline void store_nothing(uint32_t place, const AttentionShape& shape) {
-  auto* statistics = machine::operand<float>(machine::slot(place), isa::attention::statistics);
-  for (uint32_t i = consumer_thread(); i < 2 * shape.group; i += consumer_threads) {
-    machine::store(place, isa::attention::statistics, statistics + i, i % 2 == 0 ? -INFINITY : 0.0f);
-  }
-}
-
 // One chunk, whose inputs have come. False when the block is leaving.
-__device__ inline bool attend(uint32_t place, const Chunk& chunk, uint32_t position) {
+__device__ inline bool attend(uint32_t place, const Chunk& chunk, uint32_t position, Softmax& softmax) {
   const TileSlot& tile = machine::slot(place);
   if (chunk.first) {
     prepare_heads(tile, chunk);
     if (!synchronize_consumers()) return false;
   }
-  complete_rows(chunk);
-  if (chunk.newest && !synchronize_consumers()) return false;
-  compute_scores(chunk);
+  compute_weights(chunk);
   if (!synchronize_consumers()) return false;
-  compute_weights(place, chunk);
-  if (!synchronize_consumers()) return false;
-  add_values(place, chunk);
+  add_values(place, chunk, softmax);
+  if (chunk.last && chunk.used != 1) arrive_and_join(place, chunk);
   if (chunk.newest && chunk.first_head == 0) append_row(tile, chunk, position);
   return true;
 }
@@ -569,19 +683,16 @@ __device__ __forceinline__ uint32_t attention(uint32_t place, ConsumerState& sta
   const auto position = static_cast<uint32_t>(place_in_text);
   if (position >= tile.record.parameter[isa::attention::context]) return isa::attention::fault_position_outside_cache;
   const uint32_t chunks = chunk_count(tile, shape, place_in_text);
-  if (chunks == 0) {
-    // Only splits beyond the first can have none, and those of a record without statistics are the only one.
-    if (machine::operand_present(tile, isa::attention::statistics)) store_nothing(place, shape);
-    return done;
-  }
+  const uint32_t used = splits_used(shape, position);
 #pragma unroll 1
   for (uint32_t first_head = 0; first_head < shape.group; first_head += shape.heads) {
     const uint32_t heads = min(shape.heads, shape.group - first_head);
     const AttentionRoom room = attention_room(heads, shape.row_bytes, shape.chunk_rows);
+    Softmax softmax;
 #pragma unroll 1
     for (uint32_t number = 0; number < chunks; ++number) {
       if (first_head + number != 0 && !take_inputs(state)) return leaving;
-      const uint32_t behind = position - chunk_begin(shape, number);
+      const uint32_t behind = position - chunk_begin(shape, used, number);
       const bool newest = behind < shape.chunk_rows;
       const Chunk chunk{shape,
                         room,
@@ -590,13 +701,15 @@ __device__ __forceinline__ uint32_t attention(uint32_t place, ConsumerState& sta
                         first_head,
                         heads,
                         newest ? behind + 1 : shape.chunk_rows,
+                        used,
+                        number & 1,
                         newest,
                         number == 0,
                         number + 1 == chunks};
-      if (!attend(place, chunk, position)) return leaving;
+      if (!attend(place, chunk, position, softmax)) return leaving;
     }
-    // The next heads' queries take the place of these.
-    if (first_head + shape.heads < shape.group && !synchronize_consumers()) return leaving;
+    // The next heads' queries take the place of these. A split without chunks has nothing to do.
+    if (chunks != 0 && first_head + shape.heads < shape.group && !synchronize_consumers()) return leaving;
   }
   return done;
 }

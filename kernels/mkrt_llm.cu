@@ -149,7 +149,6 @@ __device__ bool consume_small(uint32_t place, ConsumerState& state) {
     case isa::opcode_embed: outcome = embed(place); break;
     case isa::opcode_rotation: outcome = rotation(place); break;
     case isa::opcode_attention: outcome = attention(place, state); break;
-    case isa::opcode_attention_combine: outcome = attention_combine(place); break;
     case isa::opcode_choose: outcome = choose(place, state.partials & 1); break;
     case isa::opcode_sum_partials: outcome = sum_partials(place); break;
     default: break;

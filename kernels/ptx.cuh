@@ -240,6 +240,12 @@ __device__ inline uint32_t fetch_add_acq_rel_gpu(uint32_t* address, uint32_t val
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");
   return old;
 }
+// Adds one, or makes zero what is `most` or more. Returns what was there.
+__device__ inline uint32_t fetch_increment_acq_rel_gpu(uint32_t* address, uint32_t most) {
+  uint32_t old;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(most) : "memory");
+  return old;
+}
 __device__ inline uint32_t compare_swap_relaxed_gpu(uint32_t* address, uint32_t expected, uint32_t value) {
   uint32_t old;
   asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;"
@@ -319,6 +325,12 @@ __device__ inline void multiply_f16(float (&d)[4], uint32_t a0, uint32_t a1, uin
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// d += a b on a 16 x 8 x 8 piece: a 16 x 8, b 8 x 8.
+__device__ inline void multiply_f16_short(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a0), "r"(a1), "r"(b));
 }
 // Two 8 x 8 pieces of 16-bit elements, transposed: lane l below 16 gives the address of row l, 16 bytes in shared
 // memory.

@@ -1,4 +1,4 @@
-// The short instructions: embed, rotation, attention_combine, choose and sum_partials. The eight consumer warps work on
+// The short instructions: embed, rotation, choose and sum_partials. The eight consumer warps work on
 // a tile together, read its inputs from global memory and write its results there; the store warp signals.
 #pragma once
 
@@ -45,64 +45,6 @@ __device__ __forceinline__ uint32_t rotation(uint32_t place) {
     machine::store(place, isa::rotation::out, out + 2 * i + 1, sine);
   }
   return 0;
-}
-
-// Splits whose parts are on their way at once.
-constexpr uint32_t splits_at_once = 16;
-
-// A warp takes 32 elements of a head, one a lane; lane s also looks at the statistics of a split.
-__device__ __forceinline__ uint32_t attention_combine(uint32_t place) {
-  const TileSlot& tile = machine::slot(place);
-  const uint32_t lane = ptx::lane_number();
-  const uint32_t group = tile.record.parameter[isa::attention_combine::group];
-  const uint32_t head_size = tile.record.parameter[isa::attention_combine::head_size];
-  const uint32_t splits = tile.record.parameter[isa::attention_combine::splits];
-  const auto* partial = input<float>(tile, isa::attention_combine::partial);
-  const auto* statistics = input<float2>(tile, isa::attention_combine::statistics);
-  auto* out = machine::operand<float>(tile, isa::attention_combine::out);
-  const uint32_t pieces = (head_size + 31) / 32;
-  for (uint32_t job = consumer_warp(); job < group * pieces; job += machine::consumer_warps) {
-    const uint32_t head = job / pieces;
-    const uint32_t element = job % pieces * 32 + lane;
-    float maximum = -INFINITY;
-    float total = 0;
-    float value = 0;
-    for (uint32_t first = 0; first < splits; first += splits_at_once) {
-      const uint32_t mine = first + lane;
-      float2 statistic = make_float2(-INFINITY, 0.0f);
-      if (lane < splits_at_once && mine < splits) statistic = statistics[mine * group + head];
-      float part[splits_at_once];
-#pragma unroll
-      for (uint32_t s = 0; s < splits_at_once; ++s) {
-        part[s] = 0;
-        if (first + s < splits && element < head_size) {
-          part[s] = partial[((first + s) * group + head) * head_size + element];
-        }
-      }
-      float larger = fmaxf(maximum, statistic.x);
-      for (uint32_t offset = 16; offset != 0; offset /= 2) {
-        larger = fmaxf(larger, __shfl_xor_sync(ptx::full_mask, larger, offset));
-      }
-      // At least split 0 has a position, so `larger` is finite from the first round on.
-      const float before = __expf(maximum - larger);
-      const float factor = __expf(statistic.x - larger);
-      float sum = factor * statistic.y;
-      for (uint32_t offset = 16; offset != 0; offset /= 2) sum += __shfl_xor_sync(ptx::full_mask, sum, offset);
-      maximum = larger;
-      total = total * before + sum;
-      value *= before;
-#pragma unroll
-      for (uint32_t s = 0; s < splits_at_once; ++s) {
-        // What a split without positions left in its part may be no number.
-        const float weight = __shfl_sync(ptx::full_mask, factor, s);
-        if (weight != 0) value += weight * part[s];
-      }
-    }
-    if (element < head_size) {
-      machine::store(place, isa::attention_combine::out, out + head * head_size + element, __fdividef(value, total));
-    }
-  }
-  return done;
 }
 
 __device__ __forceinline__ uint32_t choose(uint32_t place, uint32_t partial_number) {
@@ -155,9 +97,6 @@ __device__ __forceinline__ uint32_t choose(uint32_t place, uint32_t partial_numb
   *position = next;
   return done;
 }
-
-// Parts of an element that are on their way at once.
-constexpr uint32_t parts_at_once = 8;
 
 __device__ __forceinline__ uint32_t sum_partials(uint32_t place) {
   const TileSlot& tile = machine::slot(place);

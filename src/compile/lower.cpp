@@ -85,6 +85,8 @@ struct Shape {
   uint64_t q_rows() const { return kv_heads * group * head_size; }
   uint64_t k_rows() const { return kv_heads * head_size; }
   uint64_t qkv_rows() const { return q_rows() + 2 * k_rows(); }
+  // What the splits of a head hand to each other; the instruction set says how much that is.
+  uint64_t workspace_size() const { return splits * group * round_up(head_size, 16) * 3; }
   // Of a sequence's row of the hidden state, which has room for the columns of all ranks' token tables.
   uint64_t hidden_stride() const { return ranks * embedding_columns; }
   uint64_t sum_columns() const { return std::max(kSumElements / batch / kSumColumns, uint64_t{1}) * kSumColumns; }
@@ -274,10 +276,7 @@ class Lowering {
     qkv_ = scratch("qkv", {s.batch, s.qkv_rows()});
     attention_ = scratch("attention", {s.batch, s.q_rows()});
     feed_forward_ = scratch("feed_forward", {s.batch, s.feed_forward});
-    if (s.splits > 1) {
-      partial_ = scratch("attention.partial", {s.batch, s.kv_heads, s.splits, s.group, s.head_size});
-      statistics_ = scratch("attention.statistics", {s.batch, s.kv_heads, s.splits, s.group, 2});
-    }
+    attention_workspace_ = scratch("attention.workspace", {s.batch, s.kv_heads, s.workspace_size()});
     if (s.several_ranks()) {
       attention_parts_ = scratch("o.parts", {s.ranks, s.batch, s.hidden});
       feed_forward_parts_ = scratch("down.parts", {s.ranks, s.batch, s.hidden});
@@ -440,7 +439,6 @@ class Lowering {
     const std::string name = base::text("l", index, ".");
     emit_qkv(name + "qkv", layer);
     emit_attention(name + "attention", layer, index == 0);
-    if (shape_.splits > 1) emit_combine(name + "combine");
     emit_residual(name + "o", layer.output, attention_, layer.output_bias, attention_parts_);
     emit_gate_up(name + "gate_up", layer);
     emit_residual(name + "down", layer.down, feed_forward_, std::nullopt, feed_forward_parts_);
@@ -475,39 +473,17 @@ class Lowering {
     if (layer.q_norm) schedule_.whole("q_norm", *layer.q_norm);
     if (layer.k_norm) schedule_.whole("k_norm", *layer.k_norm);
     const uint64_t cache = s.context * s.head_size;
-    schedule_.operand("k_cache", layer.k_cache, {.size = cache, .strides = {s.kv_heads * cache, cache}});
-    schedule_.operand("v_cache", layer.v_cache, {.size = cache, .strides = {s.kv_heads * cache, cache}});
-    if (s.splits > 1) {
-      const auto split = [&](const char* operand, uint32_t tensor, uint64_t size) {
-        schedule_.operand(operand, tensor,
-                          {.size = size, .strides = {s.kv_heads * s.splits * size, s.splits * size, size}});
-      };
-      split("out", partial_, q_size);
-      split("statistics", statistics_, s.group * 2);
-    } else {
-      schedule_.operand("out", attention_, {.size = q_size, .strides = {s.q_rows(), q_size}});
-    }
+    // A head's splits share these.
+    const auto head_of_sequence = [&](const char* operand, uint32_t tensor, uint64_t size) {
+      schedule_.operand(operand, tensor, {.size = size, .strides = {s.kv_heads * size, size}});
+    };
+    head_of_sequence("k_cache", layer.k_cache, cache);
+    head_of_sequence("v_cache", layer.v_cache, cache);
+    head_of_sequence("out", attention_, q_size);
+    head_of_sequence("workspace", attention_workspace_, s.workspace_size());
     schedule_.wait(previous_);
     // The angles of a step hold for all layers; what comes after the first layer comes after this wait.
     if (first) schedule_.wait(rotated_);
-    end(std::move(name));
-  }
-
-  void emit_combine(std::string name) {
-    const Shape& s = shape_;
-    const uint64_t q_size = s.group * s.head_size;
-    schedule_.begin("attention_combine", name, {s.batch, s.kv_heads});
-    schedule_.set("group", s.group);
-    schedule_.set("head_size", s.head_size);
-    schedule_.set("splits", s.splits);
-    const auto splits = [&](const char* operand, uint32_t tensor, uint64_t size) {
-      schedule_.operand(operand, tensor,
-                        {.size = s.splits * size, .strides = {s.kv_heads * s.splits * size, s.splits * size}});
-    };
-    splits("partial", partial_, q_size);
-    splits("statistics", statistics_, s.group * 2);
-    schedule_.operand("out", attention_, {.size = q_size, .strides = {s.q_rows(), q_size}});
-    schedule_.wait(previous_);
     end(std::move(name));
   }
 
@@ -659,7 +635,7 @@ class Lowering {
   std::vector<std::string> sources_;
   uint32_t tokens_ = 0, positions_ = 0, active_ = 0, prompt_length_ = 0, stop_tokens_ = 0, stop_count_ = 0;
   uint32_t logits_ = 0, h_ = 0, rotation_ = 0, qkv_ = 0, attention_ = 0, feed_forward_ = 0;
-  uint32_t partial_ = 0, statistics_ = 0, frequencies_ = 0;
+  uint32_t attention_workspace_ = 0, frequencies_ = 0;
   uint32_t attention_parts_ = 0, feed_forward_parts_ = 0;  // of several ranks, [rank][sequence][hidden]
   uint32_t best_value_ = 0, best_index_ = 0;
   uint64_t candidates_ = 0;  // of a rank for a sequence

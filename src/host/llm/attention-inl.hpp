@@ -1,8 +1,9 @@
-// attention and attention_combine for one vector target; guard as in vector-inl.hpp.
+// attention for one vector target; guard as in vector-inl.hpp.
 //
 // A tile reads its positions' keys and values once for every 8 query heads, 32 positions at a time, and keeps a running
 // maximum and sum (online softmax: Milakov and Gimelshein 2018, algorithm 3). Heads are padded with zeros to whole
-// vectors inside scratch memory.
+// vectors inside scratch memory. Where several splits have positions, each leaves its part in the record's workspace,
+// and the tile that is done last joins them: no tile waits for another.
 #if defined(MKRT_HOST_LLM_ATTENTION_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef MKRT_HOST_LLM_ATTENTION_INL_HPP
 #undef MKRT_HOST_LLM_ATTENTION_INL_HPP
@@ -11,6 +12,7 @@
 #endif
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 
@@ -172,6 +174,58 @@ HWY_NOINLINE void attend(const AttentionInput& in, AttentionScratch& scratch, si
 // Positions that each split of a sequence at `position` handles.
 HWY_INLINE size_t split_size(size_t position, size_t splits) { return (position + splits) / splits; }
 
+// What the splits of one key-value head hand to each other, in the record's workspace: how many of them are done, each
+// one's sums of values, each one's maxima and sums of weights.
+struct Parts {
+  std::byte* base;  // at a multiple of 16 bytes, for which the workspace has room
+  size_t group;
+  size_t head_size;
+  size_t splits;
+
+  // Zero in a new session, and again when the last split is done.
+  std::atomic_ref<uint32_t> done() const { return std::atomic_ref(*reinterpret_cast<uint32_t*>(base)); }
+  float* sums(size_t split, size_t head) const {
+    return reinterpret_cast<float*>(base + 16) + (split * group + head) * head_size;
+  }
+  Softmax& softmax(size_t split, size_t head) const {
+    return reinterpret_cast<Softmax*>(sums(splits, 0))[split * group + head];
+  }
+};
+
+HWY_INLINE Parts parts_of(const mkrt_host_tile* tile, size_t group, size_t head_size) {
+  namespace op = isa::llm::attention;
+  const auto address = reinterpret_cast<uintptr_t>(mkrt_host_operand(tile, op::workspace)) +
+                       static_cast<uintptr_t>(tile->rank_delta[tile->rank]);
+  return {reinterpret_cast<std::byte*>((address + 15) & ~uintptr_t{15}), group, head_size,
+          parameter_u32(tile, op::splits)};
+}
+
+// Weight of a split whose scores have the maximum `maximum` when the largest of all splits is `largest`. Every score of
+// a split may be -infinity, and so may all.
+HWY_INLINE float split_weight(float maximum, float largest) {
+  return std::exp(maximum - (largest == -infinity ? 0.0f : largest));
+}
+
+// Joins the parts of the first `used` splits, in their order.
+HWY_NOINLINE void join_parts(const Parts& parts, size_t used, const Destination& out) {
+  for (size_t head = 0; head < parts.group; ++head) {
+    float largest = -infinity;
+    for (size_t s = 0; s < used; ++s) {
+      const float maximum = parts.softmax(s, head).maximum;
+      largest = maximum > largest ? maximum : largest;
+    }
+    float sums[max_head_size] = {};
+    float total = 0;
+    for (size_t s = 0; s < used; ++s) {
+      const float weight = split_weight(parts.softmax(s, head).maximum, largest);
+      total += weight * parts.softmax(s, head).sum;
+      for (size_t i = 0; i < parts.head_size; ++i) sums[i] += weight * parts.sums(s, head)[i];
+    }
+    for (size_t i = 0; i < parts.head_size; ++i) sums[i] /= total;
+    out.store(0, head * parts.head_size, sums, parts.head_size);
+  }
+}
+
 uint32_t attention(const mkrt_host_tile* tile) {
   namespace op = isa::llm::attention;
   AttentionScratch& scratch = static_cast<Scratch*>(tile->scratch)->attention;
@@ -190,10 +244,13 @@ uint32_t attention(const mkrt_host_tile* tile) {
   if (position < 0 || static_cast<uint64_t>(position) >= cache_rows) return op::fault_position_outside_cache;
   const auto own = static_cast<size_t>(position);
   const size_t per_split = split_size(own, parameter_u32(tile, op::splits));
-  const size_t first = tile->index[2] * per_split;
+  const size_t used = own / per_split + 1;
+  const size_t split = tile->index[2];
+  if (split >= used) return op::fault_none;
+  const size_t first = split * per_split;
   const size_t last = std::min(first + per_split, own + 1);
 
-  if (first <= own && own < last) {
+  if (own < last) {
     const Slice v = read_slice(tile, op::v, sizeof(float));
     float* row = scratch.q[0];
     rotate_head(in, read_slice(tile, op::k, sizeof(float)), 0, read_slice(tile, op::k_norm, sizeof(float)), row);
@@ -205,64 +262,28 @@ uint32_t attention(const mkrt_host_tile* tile) {
   const Slice q = read_slice(tile, op::q, sizeof(float));
   const Slice q_norm = read_slice(tile, op::q_norm, sizeof(float));
   const Destination out(tile, op::out, sizeof(float));
-  const Destination statistics(tile, op::statistics, sizeof(float));
   const size_t group = parameter_u32(tile, op::group);
+  const Parts parts = parts_of(tile, group, in.head_size);
   for (size_t head = 0; head < group; head += heads_at_once) {
     const size_t heads = std::min<size_t>(heads_at_once, group - head);
     Softmax softmax[heads_at_once];
     for (size_t h = 0; h < heads; ++h) rotate_head(in, q, head + h, q_norm, scratch.q[h]);
     attend(in, scratch, heads, first, last, softmax);
     for (size_t h = 0; h < heads; ++h) {
-      if (statistics.present()) {
-        const float pair[2] = {softmax[h].maximum, softmax[h].sum};
-        statistics.store(0, 2 * (head + h), pair, 2);
-      } else {
-        for (size_t i = 0; i < in.head_size; ++i) scratch.out[h][i] /= softmax[h].sum;
+      if (used > 1) {
+        parts.softmax(split, head + h) = softmax[h];
+        std::copy_n(scratch.out[h], in.head_size, parts.sums(split, head + h));
+        continue;
       }
+      for (size_t i = 0; i < in.head_size; ++i) scratch.out[h][i] /= softmax[h].sum;
       out.store(0, (head + h) * in.head_size, scratch.out[h], in.head_size);
     }
   }
-  return op::fault_none;
-}
-
-// Weight of a split whose scores have the maximum `maximum` when the largest of all splits is `largest`. A split
-// without positions has -infinity, and so have all where every score is.
-HWY_INLINE float split_weight(float maximum, float largest) {
-  return std::exp(maximum - (largest == -infinity ? 0.0f : largest));
-}
-
-uint32_t attention_combine(const mkrt_host_tile* tile) {
-  namespace op = isa::llm::attention_combine;
-  const Slice partial = read_slice(tile, op::partial, sizeof(float));
-  const Slice statistics = read_slice(tile, op::statistics, sizeof(float));
-  const Destination out(tile, op::out, sizeof(float));
-  const size_t group = parameter_u32(tile, op::group);
-  const size_t head_size = parameter_u32(tile, op::head_size);
-  const size_t splits = parameter_u32(tile, op::splits);
-  // Elements of a head are summed a buffer at a time: head_size has no bound here.
-  constexpr size_t at_once = 64;
-  for (size_t head = 0; head < group; ++head) {
-    float largest = -infinity;
-    for (size_t s = 0; s < splits; ++s) {
-      const float maximum = element<float>(statistics, 0, 2 * (s * group + head));
-      largest = maximum > largest ? maximum : largest;
-    }
-    for (size_t first = 0; first < head_size; first += at_once) {
-      const size_t count = std::min(at_once, head_size - first);
-      float sums[at_once] = {};
-      float sum_of_weights = 0;
-      for (size_t s = 0; s < splits; ++s) {
-        const size_t from = s * group + head;
-        const float weight = split_weight(element<float>(statistics, 0, 2 * from), largest);
-        // What a split without positions left is not looked at: it may be no number.
-        if (weight == 0) continue;
-        sum_of_weights += weight * element<float>(statistics, 0, 2 * from + 1);
-        for (size_t i = 0; i < count; ++i) sums[i] += weight * element<float>(partial, 0, from * head_size + first + i);
-      }
-      for (size_t i = 0; i < count; ++i) sums[i] /= sum_of_weights;
-      out.store(0, head * head_size + first, sums, count);
-    }
-  }
+  if (used == 1) return op::fault_none;
+  // Release: this split's part is there for whoever joins. Acquire: so are the others' for this tile, if it is the last.
+  if (parts.done().fetch_add(1, std::memory_order_acq_rel) + 1 != used) return op::fault_none;
+  parts.done().store(0, std::memory_order_relaxed);
+  join_parts(parts, used, out);
   return op::fault_none;
 }
 

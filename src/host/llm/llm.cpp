@@ -22,7 +22,6 @@ Instructions instructions_of(const llm::VectorInstructions& vector) noexcept {
   out[isa::llm::opcode_linear_swiglu] = vector.linear_swiglu;
   out[isa::llm::opcode_linear_best] = vector.linear_best;
   out[isa::llm::opcode_attention] = vector.attention;
-  out[isa::llm::opcode_attention_combine] = vector.attention_combine;
   out[isa::llm::opcode_choose] = llm::choose;
   out[isa::llm::opcode_sum_partials] = llm::sum_partials;
   out[isa::llm::opcode_copy] = llm::copy;

@@ -14,7 +14,6 @@ struct VectorInstructions {
   mkrt_host_instruction linear_swiglu;
   mkrt_host_instruction linear_best;
   mkrt_host_instruction attention;
-  mkrt_host_instruction attention_combine;
 };
 
 // Every target that was compiled, best first; the last one is always available.
