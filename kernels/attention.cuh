@@ -2,13 +2,14 @@
 // cache.
 //
 // The activation warp brings everything into an activation buffer, the cache in chunks of at most 64 rows; the consumer
-// warps work from shared memory alone. A chunk takes two passes with one barrier between them: scores and weights, a warp
-// eight rows of the cache, and values, a warp eight elements of every head. Weights are relative to the largest score of
-// their eight rows, and brought to one measure when the values are added up.
+// warps work from shared memory alone. A chunk takes two passes with one barrier between them: scores and weights, a
+// warp eight rows of the cache, and values, a warp eight elements of every head. Weights are relative to the largest
+// score of their eight rows, and brought to one measure when the values are added up.
 //
-// Chunks are dealt to the splits in turn, to one alone while they are few. Where a split's first chunk lies then does not
-// depend on the position. Splits leave their parts in the record's workspace, and of the warps that have the same
-// elements, one a split, that which comes last joins them: nobody waits for anybody, and no record of its own is needed.
+// Chunks are dealt to the splits in turn, to one alone while they are few. Where a split's first chunk lies then does
+// not depend on the position. Splits leave their parts in the record's workspace, and of the warps that have the same
+// elements, one a split, that which comes last joins them: nobody waits for anybody, and no record of its own is
+// needed.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -86,8 +87,8 @@ __device__ inline const AttentionShape& attention_shape(const TileSlot& tile) {
 constexpr uint32_t warp_rows = 8;
 static_assert(most_chunk_rows == machine::consumer_warps * warp_rows);
 
-// What the consumer warps share besides, in a partial buffer: byte places. Weights and statistics of two chunks, so that
-// a warp may begin the next one while others add up the values of the last.
+// What the consumer warps share besides, in a partial buffer: byte places. Weights and statistics of two chunks, so
+// that a warp may begin the next one while others add up the values of the last.
 struct AttentionRoom {
   uint32_t newest_key, newest_value;  // rows of the cache
   uint32_t query;                     // heads rows of rounded queries, then heads rows of what rounding left
@@ -291,8 +292,8 @@ __device__ inline bool bring_attention(const TileSlot& tile, const InputLoads& i
         missing = position != expected;
       }
       if (first) chunks = chunk_count(tile, shape, position);
-      // Where the guess was wrong, its rows are brought again: the same bytes to the same places, because a split's first
-      // chunk begins where it does at every position.
+      // Where the guess was wrong, its rows are brought again: the same bytes to the same places, because a split's
+      // first chunk begins where it does at every position.
       if (missing && chunks != 0)
         bytes += bring_rows(tile, shape, chunk, static_cast<uint32_t>(position), buffer, barrier);
       if (ptx::lane_number() == 0) shared().position[inputs.buffer()] = position;
@@ -360,7 +361,8 @@ struct Chunk {
   }
   // Largest score and sum of weights that warp `warp` found for head `head`.
   __device__ float2& statistic(uint32_t warp, uint32_t head) const {
-    return reinterpret_cast<float2*>(shared_room + (side == 0 ? room.statistic[0] : room.statistic[1]))[warp * heads + head];
+    return reinterpret_cast<float2*>(shared_room +
+                                     (side == 0 ? room.statistic[0] : room.statistic[1]))[warp * heads + head];
   }
   __device__ uint32_t weight() const { return side == 0 ? room.weight[0] : room.weight[1]; }
   // Warps that have rows.
@@ -557,7 +559,8 @@ __device__ inline void add_values(uint32_t place, const Chunk& chunk, Softmax& s
 #pragma unroll 1
   for (uint32_t first = consumer_warp() * 8; first < shape.head_size; first += machine::consumer_warps * 8) {
     float2* kept = reinterpret_cast<float2*>(reinterpret_cast<float*>(chunk.shared_room + chunk.room.sum) +
-                                             head * sum_floats(shape.row_bytes) + first) + t;
+                                             head * sum_floats(shape.row_bytes) + first) +
+                   t;
     float2 sums = make_float2(0, 0);
     if (!chunk.first) sums = make_float2(kept->x * before, kept->y * before);
 #pragma unroll
@@ -593,8 +596,8 @@ __device__ inline void add_values(uint32_t place, const Chunk& chunk, Softmax& s
 // Parts of an element that are on their way at once.
 constexpr uint32_t parts_at_once = 8;
 
-// Joins the splits' parts of the warp's elements: the same lanes as in add_values. In the order of the splits, whichever
-// came last, so that results do not depend on it.
+// Joins the splits' parts of the warp's elements: the same lanes as in add_values. In the order of the splits,
+// whichever came last, so that results do not depend on it.
 __device__ inline void join_parts(uint32_t place, const Chunk& chunk) {
   const TileSlot& tile = machine::slot(place);
   const AttentionShape& shape = chunk.shape;

@@ -25,7 +25,7 @@ constexpr uint32_t kMostTileRows = 32;
 // part in so many of more rows for the busiest SM.
 constexpr uint64_t kRowsForLargerTiles = 32;
 
-// A split of fewer positions than this costs more in its combination than it saves: at a full context, 64 rows of a
+// A split of fewer positions than this costs more when parts are joined than it saves: at a full context, 64 rows of a
 // cache are 8 KB for 64-element heads, the smallest piece that memory delivers at nearly full rate.
 constexpr uint64_t kSmallestSplit = 64;
 

@@ -49,7 +49,7 @@ void check_selector(const Slice& slice, const mkrt_rank_selector& selector) {
   }
 }
 
-// Tiles that share an append slice decide by what they read which of them writes: they must read the same.
+// Tiles that share an append slice decide by what they read which of them writes what: they must read the same.
 void check_sharing(const Slice& slice) {
   for (uint32_t d : slice.definition.shared_dimensions) {
     if (slice.record.grid[d] == 1 || slice.operand.strides[d] != 0) continue;

@@ -280,7 +280,8 @@ uint32_t attention(const mkrt_host_tile* tile) {
     }
   }
   if (used == 1) return op::fault_none;
-  // Release: this split's part is there for whoever joins. Acquire: so are the others' for this tile, if it is the last.
+  // Release: this split's part is there for whoever joins. Acquire: so are the others' for this tile, if it is the
+  // last.
   if (parts.done().fetch_add(1, std::memory_order_acq_rel) + 1 != used) return op::fault_none;
   parts.done().store(0, std::memory_order_relaxed);
   join_parts(parts, used, out);

@@ -52,10 +52,8 @@ bool always() { return true; }
 
 }  // namespace
 
-#define MKRT_TARGET(name, space, available)                                                                   \
-  VectorInstructions {                                                                                        \
-    name, available, space::linear, space::linear_swiglu, space::linear_best, space::attention                \
-  }
+#define MKRT_TARGET(name, space, available) \
+  VectorInstructions { name, available, space::linear, space::linear_swiglu, space::linear_best, space::attention }
 
 std::span<const VectorInstructions> vector_instructions() noexcept {
   // It takes the braces for a block of statements.

@@ -433,15 +433,15 @@ TEST_CASE("more layers times ranks than a program has counters for are refused b
   tools::RandomModel model;
   model.config = tools::shape_config("tiny-qwen3");
   set_heads(model, 64, 2);
-  model.config["num_hidden_layers"] = 80;
+  model.config["num_hidden_layers"] = 90;
   tools::write_random_model(model, folder.path("model"));
   compile::Options options{folder.path("model"), folder.path("package")};
   options.ranks = 64, options.splits = 2;
   std::string sentence;
   CHECK(status_of(options, sentence) == MKRT_ERROR_ARGUMENT);
-  CHECK(sentence.find("num_hidden_layers 80") != std::string::npos);
+  CHECK(sentence.find("num_hidden_layers 90") != std::string::npos);
   CHECK_FALSE(std::filesystem::exists(folder.path("package")));
-  options.ranks = 57;
+  options.ranks = 58;
   REQUIRE(status_of(options, sentence) == MKRT_OK);
   package::Program program = package::read_package(options.output);
   CHECK_NOTHROW(verify::check(program));

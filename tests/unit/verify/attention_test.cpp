@@ -40,8 +40,9 @@ class Attention {
     add("k_cache", kRows, {kHeads * kRows, kRows, 0});
     add("v_cache", kRows, {kHeads * kRows, kRows, 0});
     constexpr uint64_t out = kGroup * kHeadSize;
-    add("out", out, {kHeads * kSplits * out, kSplits * out, out});
-    add("statistics", 2 * kGroup, {kHeads * kSplits * 2 * kGroup, kSplits * 2 * kGroup, 2 * kGroup});
+    add("out", out, {kHeads * out, out, 0});
+    constexpr uint64_t workspace = uint64_t{kSplits} * kGroup * 16 * 3;
+    add("workspace", workspace, {kHeads * workspace, workspace, 0});
   }
 
   std::optional<package::Operand>& operand(const std::string& name) {
@@ -75,16 +76,18 @@ class Attention {
   package::Program program_;
 };
 
-TEST_CASE("splits of one head share its caches") { CHECK_NOTHROW(check(Attention().program())); }
+TEST_CASE("splits of one head share its caches, its result and its workspace") {
+  CHECK_NOTHROW(check(Attention().program()));
+}
 
-TEST_CASE("sequences or heads that would write to the same cache rows are refused") {
-  for (const char* cache : {"k_cache", "v_cache"}) {
+TEST_CASE("sequences or heads that would write to the same places are refused") {
+  for (const char* shared : {"k_cache", "v_cache", "out", "workspace"}) {
     Attention attention;
-    attention.operand(cache)->strides[0] = 0;
-    check_refused(attention.program(), 0, Attention::kHeads * Attention::kSplits, 0, {"tile 0 [0, 0, 0]", cache});
+    attention.operand(shared)->strides[0] = 0;
+    check_refused(attention.program(), 0, Attention::kHeads * Attention::kSplits, 0, {"tile 0 [0, 0, 0]", shared});
     Attention other;
-    other.operand(cache)->strides[1] = 0;
-    check_refused(other.program(), 0, Attention::kSplits, 0, {"tile 0 [0, 0, 0]", cache});
+    other.operand(shared)->strides[1] = 0;
+    check_refused(other.program(), 0, Attention::kSplits, 0, {"tile 0 [0, 0, 0]", shared});
   }
 }
 
@@ -101,21 +104,15 @@ TEST_CASE("splits that share a cache must agree on the position, and on all else
   CHECK(contains(refusal(with_ranks.program()).message, "differ in dimension 2"));
 }
 
-TEST_CASE("splits that would write one result are refused, with statistics or without") {
-  const auto check_names = [](package::Program& program, const std::string& operand) {
-    const Refusal found = refusal(program);
+TEST_CASE("splits that share only parts of a workspace are refused") {
+  for (const char* shared : {"out", "workspace"}) {
+    Attention attention;
+    attention.operand(shared)->strides[2] = 4;
+    const Refusal found = refusal(attention.program());
     CHECK(found.record == 0);
-    CHECK_MESSAGE(contains(found.message, "writes element 0 of tensor " + base::quoted(operand)), found.message);
+    CHECK_MESSAGE(contains(found.message, base::quoted(shared)), found.message);
     CHECK_MESSAGE(contains(found.message, "no counter orders the two"), found.message);
-  };
-  Attention attention;
-  attention.operand("statistics").reset();
-  CHECK_NOTHROW(check(attention.program()));  // useless, but nothing is written twice
-  attention.operand("out")->strides[2] = 0;
-  check_names(attention.program(), "out");
-  Attention with_statistics;
-  with_statistics.operand("statistics")->strides[2] = 0;
-  check_names(with_statistics.program(), "statistics");
+  }
 }
 
 }  // namespace

@@ -37,8 +37,7 @@ class DecodeBuilder : public Builder {
     rotation_ = tensor("rotation", batch * shape_.head_size);
     h_ = tensor("h", batch * shape_.hidden);
     qkv_ = tensor("qkv", batch * qkv_rows_);
-    partial_ = tensor("partial", batch * kv_heads_ * shape_.splits * group_ * shape_.head_size);
-    statistics_ = tensor("statistics", batch * kv_heads_ * shape_.splits * group_ * 2);
+    workspace_ = tensor("workspace", 3 * batch * kv_heads_ * shape_.splits * group_ * shape_.head_size);
     attended_ = tensor("attended", batch * kv_heads_ * group_ * shape_.head_size);
     activated_ = tensor("activated", batch * feed_forward_);
     parts_[0] = tensor("parts", shape_.ranks * batch * shape_.hidden);
@@ -111,7 +110,7 @@ class DecodeBuilder : public Builder {
     const uint64_t head_rows = (group_ + 2) * size;
     const uint64_t cache_rows = size * shape_.context;
     const uint32_t cache = tensor(name + "k_cache", shape_.batch * kv_heads_ * cache_rows, MKRT_TENSOR_STATE);
-    const uint32_t split_done = counter(name + "split", shape_.batch * kv_heads_);
+    previous_ = counter(name + "attention");
     record(name + "attention", {shape_.batch, kv_heads_, shape_.splits});
     wait({.counter = qkv_done_, .strides = {0, by_head_ ? 1u : 0u}});
     if (name == "l0.") wait({.counter = rotated_});  // later layers follow the first one
@@ -121,22 +120,10 @@ class DecodeBuilder : public Builder {
     read({.tensor = qkv_, .offset = group_ * size, .size = 2 * size, .strides = {qkv_rows_, head_rows}}, "kv");
     append({.tensor = cache, .size = cache_rows, .strides = {kv_heads_ * cache_rows, cache_rows}}, {2}, "k_cache");
     const uint64_t out = group_ * size;
-    const uint64_t splits = shape_.splits;
-    write({.tensor = partial_, .size = out, .strides = {kv_heads_ * splits * out, splits * out, out}}, "out");
-    write({.tensor = statistics_,
-           .size = 2 * group_,
-           .strides = {kv_heads_ * splits * 2 * group_, splits * 2 * group_, 2 * group_}},
-          "statistics");
-    signal({.counter = split_done, .strides = {kv_heads_, 1}});
-
-    previous_ = counter(name + "combined");
-    record(name + "combine", {shape_.batch, kv_heads_}).wait({.counter = split_done, .strides = {kv_heads_, 1}});
-    read({.tensor = partial_, .size = splits * out, .strides = {kv_heads_ * splits * out, splits * out}}, "partial");
-    read({.tensor = statistics_,
-          .size = splits * 2 * group_,
-          .strides = {kv_heads_ * splits * 2 * group_, splits * 2 * group_}},
-         "statistics");
-    write({.tensor = attended_, .size = out, .strides = {kv_heads_ * out, out}}, "out").signal({.counter = previous_});
+    const uint64_t workspace = 3 * shape_.splits * out;
+    append({.tensor = attended_, .size = out, .strides = {kv_heads_ * out, out}}, {2}, "out");
+    append({.tensor = workspace_, .size = workspace, .strides = {kv_heads_ * workspace, workspace}}, {2}, "workspace");
+    signal({.counter = previous_});
   }
 
   // A product added to h in place; with several ranks, their parts are pushed to all and summed there.
@@ -183,8 +170,8 @@ class DecodeBuilder : public Builder {
 
   Shape shape_;
   uint32_t kv_heads_, group_, qkv_rows_, feed_forward_;
-  uint32_t tokens_ = 0, position_ = 0, rotation_ = 0, h_ = 0, qkv_ = 0, partial_ = 0, statistics_ = 0, attended_ = 0,
-           activated_ = 0, best_ = 0;
+  uint32_t tokens_ = 0, position_ = 0, rotation_ = 0, h_ = 0, qkv_ = 0, workspace_ = 0, attended_ = 0, activated_ = 0,
+           best_ = 0;
   std::array<uint32_t, 2> parts_{};
   uint32_t chosen_ = 0, rotated_ = 0, previous_ = 0, qkv_done_ = 0;
   bool by_head_ = false;
