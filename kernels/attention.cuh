@@ -178,51 +178,71 @@ __device__ inline uint32_t chunk_begin(const AttentionShape& shape, uint32_t use
 // What consumers find instead of a position when the block is leaving.
 constexpr int32_t no_position = INT32_MIN;
 
-// Starts to copy `bytes`, a multiple of 2, to shared memory; returns them where they count on the input barrier.
-__device__ inline uint32_t bring_bytes(unsigned char* to, const void* from, uint32_t bytes, uint64_t* barrier,
-                                       bool bulk) {
-  const auto* source = static_cast<const unsigned char*>(from);
-#if MKRT_BULK_COPY
-  if (bulk) {
-    if (bytes != 0 && ptx::lane_number() == 0) ptx::bulk_copy(to, source, bytes, barrier);
-    return bytes;
-  }
-#else
-  if (bulk) {
-    for (uint32_t at = ptx::lane_number() * 16; at < bytes; at += 32 * 16) ptx::async_copy_16(to + at, source + at);
-    return 0;
+// The warp copies `bytes`, a multiple of 2, to shared memory; of 16 where `pieces`, and then only starts to.
+__device__ inline void bring_bytes(unsigned char* to, const unsigned char* from, uint32_t bytes, bool pieces) {
+#if !MKRT_BULK_COPY
+  if (pieces) {
+    for (uint32_t at = ptx::lane_number() * 16; at < bytes; at += 32 * 16) ptx::async_copy_16(to + at, from + at);
+    return;
   }
 #endif
   for (uint32_t at = ptx::lane_number() * 2; at < bytes; at += 32 * 2) {
-    *reinterpret_cast<uint16_t*>(to + at) = *reinterpret_cast<const uint16_t*>(source + at);
+    *reinterpret_cast<uint16_t*>(to + at) = *reinterpret_cast<const uint16_t*>(from + at);
+  }
+}
+
+// Contiguous bytes of a tile's inputs, and where they go in the activation buffer.
+struct Piece {
+  const unsigned char* from;
+  uint32_t to;
+  uint32_t bytes;
+};
+// Queries, the newest key and value, and what they are prepared by: as many pieces, of which some may be absent.
+constexpr uint32_t head_pieces = 6;
+__device__ inline Piece head_piece(const TileSlot& tile, const AttentionShape& shape, uint32_t number) {
+  // Places follow each other in the order of this list.
+  constexpr uint32_t operands = isa::attention::q | isa::attention::k << 4 | isa::attention::v << 8 |
+                                isa::attention::rotation << 12 | isa::attention::q_norm << 16 |
+                                isa::attention::k_norm << 20;
+  const uint32_t operand = operands >> 4 * number & 15;
+  Piece piece;
+  piece.from = input<unsigned char>(tile, operand);
+  piece.to = number == 0 ? 0 : shape.key + (number - 1) * shape.head_bytes;
+  piece.bytes = number < head_pieces && machine::operand_present(tile, operand)
+                    ? shape.head_size * 4 * (number == 0 ? shape.group : 1)
+                    : 0;
+  return piece;
+}
+
+// Lanes that bring a chunk's rows of the two caches, where the copy engine does: each lane of the others a piece of the
+// heads, so that all copies are worked out at once.
+constexpr uint32_t key_lane = head_pieces;
+constexpr uint32_t value_lane = key_lane + 1;
+
+// Brings queries and the newest key and value with what they are prepared by. Each lane returns its bytes.
+__device__ inline uint32_t bring_heads(const TileSlot& tile, const AttentionShape& shape, unsigned char* buffer,
+                                       uint64_t* barrier) {
+#if MKRT_BULK_COPY
+  if (shape.bulk != 0) {
+    const Piece piece = head_piece(tile, shape, min(ptx::lane_number(), head_pieces));
+    if (piece.bytes != 0) ptx::bulk_copy(buffer + piece.to, piece.from, piece.bytes, barrier);
+    return piece.bytes;
+  }
+#endif
+#pragma unroll 1
+  for (uint32_t i = 0; i < head_pieces; ++i) {
+    const Piece piece = head_piece(tile, shape, i);
+    bring_bytes(buffer + piece.to, piece.from, piece.bytes, shape.bulk != 0);
   }
   return 0;
 }
 
-// Brings queries and the newest key and value with what they are prepared by.
-__device__ inline uint32_t bring_heads(const TileSlot& tile, const AttentionShape& shape, unsigned char* buffer,
-                                       uint64_t* barrier) {
-  const uint32_t head = shape.head_size * 4;
-  const bool bulk = shape.bulk != 0;
-  const auto bring = [&](uint32_t operand, uint32_t at, uint32_t bytes) {
-    if (!machine::operand_present(tile, operand)) return 0u;
-    return bring_bytes(buffer + at, input<unsigned char>(tile, operand), bytes, barrier, bulk);
-  };
-  uint32_t bytes = bring(isa::attention::q, 0, shape.group * head);
-#pragma unroll 1
-  for (uint32_t i = 0; i < 5; ++i) {
-    // Places follow each other in the order of this list.
-    constexpr uint32_t operands = isa::attention::k | isa::attention::v << 4 | isa::attention::rotation << 8 |
-                                  isa::attention::q_norm << 12 | isa::attention::k_norm << 16;
-    bytes += bring(operands >> 4 * i & 15, shape.key + i * shape.head_bytes, head);
+// Brings rows of a cache without the copy engine. Where elements pad a row, lanes take one row after the other.
+__device__ inline void bring_cache(const AttentionShape& shape, unsigned char* to, const __half* from, uint32_t rows) {
+  if (shape.bulk != 0) {
+    bring_bytes(to, reinterpret_cast<const unsigned char*>(from), rows * shape.row_bytes, true);
+    return;
   }
-  return bytes;
-}
-
-// Brings rows of a cache. Where the copy engine does not, lanes take one row after the other and pad it.
-__device__ inline uint32_t bring_cache(const AttentionShape& shape, unsigned char* to, const __half* from,
-                                       uint32_t rows, uint64_t* barrier) {
-  if (shape.bulk != 0) return bring_bytes(to, from, rows * shape.row_bytes, barrier, true);
 #pragma unroll 1
   for (uint32_t row = ptx::lane_number(); row < rows; row += 32) {
     const __half* source = from + static_cast<uint64_t>(row) * shape.head_size;
@@ -233,27 +253,37 @@ __device__ inline uint32_t bring_cache(const AttentionShape& shape, unsigned cha
           2 * i < shape.head_size ? __halves2half2(source[2 * i], source[2 * i + 1]) : __half2half2(__half(0.0f));
     }
   }
-  return 0;
 }
 
-// Brings the rows of a chunk that lie in the cache, those before `position`.
+// Brings the rows of a chunk that lie in the cache, those before `position`. Each lane returns its bytes.
 __device__ inline uint32_t bring_rows(const TileSlot& tile, const AttentionShape& shape, uint32_t chunk,
                                       uint32_t position, unsigned char* buffer, uint64_t* barrier) {
   const uint32_t begin = chunk_begin(shape, splits_used(shape, position), chunk);
   const uint32_t rows = min(shape.chunk_rows, position - begin);
   const uint64_t first = static_cast<uint64_t>(begin) * shape.head_size;
-  return bring_cache(shape, buffer + shape.key_rows, input<__half>(tile, isa::attention::k_cache) + first, rows,
-                     barrier) +
-         bring_cache(shape, buffer + shape.value_rows, input<__half>(tile, isa::attention::v_cache) + first, rows,
-                     barrier);
+#if MKRT_BULK_COPY
+  if (shape.bulk != 0) {
+    const uint32_t lane = ptx::lane_number();
+    if ((lane != key_lane && lane != value_lane) || rows == 0) return 0;
+    const uint32_t cache = lane == key_lane ? isa::attention::k_cache : isa::attention::v_cache;
+    const uint32_t bytes = rows * shape.row_bytes;
+    ptx::bulk_copy(buffer + (lane == key_lane ? shape.key_rows : shape.value_rows), input<__half>(tile, cache) + first,
+                   bytes, barrier);
+    return bytes;
+  }
+#endif
+  bring_cache(shape, buffer + shape.key_rows, input<__half>(tile, isa::attention::k_cache) + first, rows);
+  bring_cache(shape, buffer + shape.value_rows, input<__half>(tile, isa::attention::v_cache) + first, rows);
+  return 0;
 }
 
-// The load that all lanes' copies so far belong to is complete when `bytes` have arrived.
+// The load that all lanes' copies so far belong to is complete when their bytes have arrived.
 __device__ inline void end_load(uint64_t* barrier, uint32_t bytes, bool bulk) {
   __syncwarp();
 #if MKRT_BULK_COPY
+  const uint32_t total = __reduce_add_sync(ptx::full_mask, bytes);
   if (ptx::lane_number() == 0) {
-    ptx::barrier_expect(barrier, bytes);
+    ptx::barrier_expect(barrier, total);
   } else if (MKRT_CHECK_ARRIVALS) {
     ptx::barrier_arrive(barrier);
   }
