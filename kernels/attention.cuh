@@ -69,7 +69,7 @@ constexpr uint32_t weight_padding = 16;
 // value, rotation and norms in the activation buffer of the first chunk, rows of the cache in that of every chunk.
 struct alignas(16) AttentionShape {
   uint32_t group, head_size, splits, split;
-  uint32_t chunk_rows;
+  uint32_t chunk_rows, chunk_shift;               // a power of two, and its logarithm
   uint32_t heads;                                 // worked on together; all of the group where they are few enough
   uint32_t head_bytes;                            // of a head's f32 elements in the activation buffer
   uint32_t key, value, rotation, q_norm, k_norm;  // first byte there; queries lie at 0
@@ -136,6 +136,7 @@ __device__ inline void prepare_attention(uint32_t place) {
          shape.key_rows + 2 * shape.chunk_rows * shape.row_bytes > launch().activation_bytes) {
     shape.chunk_rows /= 2;
   }
+  shape.chunk_shift = 31 - __clz(shape.chunk_rows);
   shape.value_rows = shape.key_rows + shape.chunk_rows * shape.row_bytes;
   shape.heads = min(shape.group, most_heads);
   while (attention_room(shape.heads, shape.row_bytes, shape.chunk_rows).end > machine::partial_bytes) --shape.heads;
@@ -154,19 +155,25 @@ static_assert((2 + 2) * (2 * 256 + operand_padding) + 4 * (2 * most_chunk_rows +
 // Chunks that one split does alone: a chunk more takes it about as long as to join the parts of several.
 constexpr uint32_t chunks_alone = 2;
 
-// Splits that share the chunks of a context up to `position`.
+// Chunks of a context up to `position`.
+__device__ inline uint32_t context_chunks(const AttentionShape& shape, uint32_t position) {
+  return (position >> shape.chunk_shift) + 1;
+}
+// Splits that share them.
 __device__ inline uint32_t splits_used(const AttentionShape& shape, uint32_t position) {
-  const uint32_t chunks = position / shape.chunk_rows + 1;
+  const uint32_t chunks = context_chunks(shape, position);
   return chunks <= chunks_alone ? 1 : min(chunks, shape.splits);
 }
 // Chunks of the cache that a split has at a position; none where the position is outside the cache, a fault.
 __device__ inline uint32_t chunk_count(const TileSlot& tile, const AttentionShape& shape, int32_t position) {
   const auto place = static_cast<uint32_t>(position);
   if (place >= tile.record.parameter[isa::attention::context]) return 0;
+  const uint32_t chunks = context_chunks(shape, place);
   const uint32_t used = splits_used(shape, place);
-  const uint32_t begin = shape.split * shape.chunk_rows;
-  if (shape.split >= used || place < begin) return 0;
-  return (place - begin) / (used * shape.chunk_rows) + 1;
+  if (shape.split >= used) return 0;
+  if (used == 1) return chunks;
+  // A division takes as long as a look at shared memory.
+  return chunks == used ? 1 : (chunks - shape.split - 1) / used + 1;
 }
 // First row of a split's chunk where `used` splits share them.
 __device__ inline uint32_t chunk_begin(const AttentionShape& shape, uint32_t used, uint32_t chunk) {
@@ -499,7 +506,7 @@ __device__ inline void compute_weights(const Chunk& chunk) {
   const __half* key = chunk.key(first + g) + 4 * t;
   const uint32_t steps = shape.row_bytes / (2 * depth);
   float score[4] = {};
-#pragma unroll 2
+#pragma unroll 4
   for (uint32_t step = 0; step < steps; ++step) {
     const uint2 rounded = load_four(query + step * depth);
     const uint2 rest = load_four(query + query_apart + step * depth);
@@ -553,6 +560,10 @@ __device__ inline void store_values(uint32_t place, const Chunk& chunk, uint32_t
   machine::store(place, isa::attention::out, out + 1, __fdividef(sums.y, total));
 }
 
+// Products of add_values whose operands are on their way at once; more take too many registers.
+constexpr uint32_t products_at_once = 4;
+static_assert(machine::consumer_warps % products_at_once == 0);
+
 // Adds the weighted values of a chunk; after the last one the sums go out, or into the workspace where there are other
 // splits. Lane 4 g + t has head g and of every eight of the warp's elements 2 t and 2 t + 1.
 __device__ inline void add_values(uint32_t place, const Chunk& chunk, Softmax& softmax) {
@@ -594,19 +605,29 @@ __device__ inline void add_values(uint32_t place, const Chunk& chunk, Softmax& s
     float2 sums = make_float2(0, 0);
     if (!chunk.first) sums = make_float2(kept->x * before, kept->y * before);
 #pragma unroll
-    for (uint32_t b = 0; b < machine::consumer_warps; b += 2) {
-      if (b >= blocks) break;
-      uint32_t value[2];
-      ptx::load_transposed(value, chunk.value(b * warp_rows + ptx::lane_number() % (2 * warp_rows)) + first);
+    for (uint32_t base = 0; base < machine::consumer_warps; base += products_at_once) {
+      if (base >= blocks) break;
+      // What lies behind the last rows may be no number.
+      uint32_t value[products_at_once / 2][2] = {};
+      uint32_t rounded[products_at_once];
+      uint32_t rest[products_at_once];
 #pragma unroll
-      for (uint32_t i = 0; i < 2; ++i) {
-        // What lies behind the last rows may be no number.
-        if (b + i >= blocks) break;
-        const auto* word = reinterpret_cast<const uint32_t*>(weights + (b + i) * warp_rows);
+      for (uint32_t i = 0; i < products_at_once; ++i) {
+        const bool there = base + i < blocks;
+        if (i % 2 == 0 && there) {
+          const uint32_t row = (base + i) * warp_rows + ptx::lane_number() % (2 * warp_rows);
+          ptx::load_transposed(value[i / 2], chunk.value(row) + first);
+        }
+        const auto* word = reinterpret_cast<const uint32_t*>(weights + (base + i) * warp_rows);
+        rounded[i] = there ? word[0] : 0;
+        rest[i] = there ? word[apart / 2] : 0;
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < products_at_once; ++i) {
         float product[4] = {};
-        ptx::multiply_f16_short(product, word[0], word[apart / 2], value[i]);
-        sums.x = fmaf(factor[b + i], product[0] + product[2], sums.x);
-        sums.y = fmaf(factor[b + i], product[1] + product[3], sums.y);
+        ptx::multiply_f16_short(product, rounded[i], rest[i], base + i < blocks ? value[i / 2][i % 2] : 0);
+        sums.x = fmaf(factor[base + i], product[0] + product[2], sums.x);
+        sums.y = fmaf(factor[base + i], product[1] + product[3], sums.y);
       }
     }
     if (g >= chunk.heads) continue;
