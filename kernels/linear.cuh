@@ -350,54 +350,54 @@ __device__ inline void finish_inputs(const LinearShape& shape, const InputPlan& 
 constexpr uint32_t warp_blocks = page_blocks / machine::consumer_warps;
 static_assert(page_blocks % machine::consumer_warps == 0);
 
-// Turns the column blocks that this warp will multiply from f32 into pairs of bf16, in place: in the 8 bytes of two
-// neighbouring columns their rounded values, then what rounding left. 16 bytes are then one operand of a product. The
-// pair keeps 16 bits of the mantissa, so that activations lose nothing that f32 sums would show. Returns this lane's
-// share of each sequence's sum of squares: lane b's of b.
+// Two neighbouring columns as the tensor cores want them: their rounded values, then what rounding left.
+__device__ inline uint2 split_pair(float x, float y) {
+  const __nv_bfloat162 rounded = __floats2bfloat162_rn(x, y);
+  const float2 back = __bfloat1622float2(rounded);
+  const __nv_bfloat162 rest = __floats2bfloat162_rn(x - back.x, y - back.y);
+  return make_uint2(reinterpret_cast<const uint32_t&>(rounded), reinterpret_cast<const uint32_t&>(rest));
+}
+
+// Turns the column blocks that this warp will multiply from f32 into pairs of bf16, in place: 16 bytes are then one
+// operand of a product. The pair keeps 16 bits of the mantissa, so that activations lose nothing that f32 sums would
+// show. Returns this lane's share of each sequence's sum of squares: lane b's of b.
 __device__ inline float split_activations(const LinearShape& shape, unsigned char* buffer, uint32_t column_unit,
                                           uint32_t warp) {
   const uint32_t lane = ptx::lane_number();
   const uint32_t first_column = column_unit * shape.columns_per_unit;
   const uint32_t count = min(shape.columns - first_column, shape.columns_per_unit);
-  const uint32_t blocks = (count + block_columns - 1) / block_columns;
-  const auto* norm = reinterpret_cast<const float*>(buffer + shape.batch * shape.row_bytes);
-  // Half a warp takes a block, two columns a lane, four blocks of which are on their way at once.
-  constexpr uint32_t at_once = 4;
-  const uint32_t half_block = warp + lane / 16 * machine::consumer_warps;
-  const uint32_t in_block = lane % 16 * 2;
+  const uint32_t end = (count + block_columns - 1) / block_columns * block_columns;
+  const bool ragged = end != count;
+  // Eight lanes take a block, four columns a lane.
+  const uint32_t first = (warp + lane / 8 * machine::consumer_warps) * block_columns + lane % 8 * 4;
+  constexpr uint32_t step = 4 * machine::consumer_warps * block_columns;
+  const unsigned char* norm = buffer + shape.batch * shape.row_bytes;
   float mine = 0;
+#pragma unroll 1
   for (uint32_t b = 0; b < shape.batch; ++b) {
     unsigned char* row = buffer + b * shape.row_bytes;
     float sum = 0;
-    for (uint32_t first = half_block; first < blocks; first += at_once * 2 * machine::consumer_warps) {
-      float2 value[at_once];
-      float2 factor[at_once];
-#pragma unroll
-      for (uint32_t i = 0; i < at_once; ++i) {
-        const uint32_t column = (first + i * 2 * machine::consumer_warps) * block_columns + in_block;
-        value[i] = factor[i] = make_float2(0, 0);
-        if (column < count) {
-          value[i] = *reinterpret_cast<const float2*>(row + column * 4);
-          if (shape.norm != 0) factor[i] = *reinterpret_cast<const float2*>(norm + column);
-        }
-        if (column + 1 >= count) value[i].y = 0;
+#pragma unroll 2
+    for (uint32_t column = first; column < end; column += step) {
+      float4 x = *reinterpret_cast<const float4*>(row + column * 4);
+      if (ragged) {
+        if (column >= count) x.x = 0;
+        if (column + 1 >= count) x.y = 0;
+        if (column + 2 >= count) x.z = 0;
+        if (column + 3 >= count) x.w = 0;
       }
-#pragma unroll
-      for (uint32_t i = 0; i < at_once; ++i) {
-        const uint32_t column = (first + i * 2 * machine::consumer_warps) * block_columns + in_block;
-        sum += value[i].x * value[i].x + value[i].y * value[i].y;
-        if (shape.norm != 0) {
-          value[i].x = column < count ? value[i].x * factor[i].x : 0;
-          value[i].y = column + 1 < count ? value[i].y * factor[i].y : 0;
-        }
-        const __nv_bfloat162 rounded = __floats2bfloat162_rn(value[i].x, value[i].y);
-        const float2 back = __bfloat1622float2(rounded);
-        const __nv_bfloat162 rest = __floats2bfloat162_rn(value[i].x - back.x, value[i].y - back.y);
-        if (first + i * 2 * machine::consumer_warps < blocks) {
-          *reinterpret_cast<uint2*>(row + column * 4) =
-              make_uint2(reinterpret_cast<const uint32_t&>(rounded), reinterpret_cast<const uint32_t&>(rest));
-        }
+      if (shape.norm != 0) {
+        sum += (x.x * x.x + x.y * x.y) + (x.z * x.z + x.w * x.w);
+        const float4 factor = *reinterpret_cast<const float4*>(norm + column * 4);
+        // What lies behind the norm's last weight may be no number.
+        x.x = ragged && column >= count ? 0 : x.x * factor.x;
+        x.y = ragged && column + 1 >= count ? 0 : x.y * factor.y;
+        x.z = ragged && column + 2 >= count ? 0 : x.z * factor.z;
+        x.w = ragged && column + 3 >= count ? 0 : x.w * factor.w;
       }
+      const uint2 low = split_pair(x.x, x.y);
+      const uint2 high = split_pair(x.z, x.w);
+      *reinterpret_cast<uint4*>(row + column * 4) = make_uint4(low.x, low.y, high.x, high.y);
     }
     if (shape.norm != 0) {
       for (uint32_t offset = 16; offset != 0; offset /= 2) sum += __shfl_xor_sync(ptx::full_mask, sum, offset);
@@ -477,7 +477,9 @@ struct ConsumerState {
   uint32_t warp;
   uint32_t sequence = 0;  // of the tile, in this block
   PageRing pages;
-  const unsigned char* page_memory = machine::page(0);
+  // Of this lane's 16 bytes of the warp's first block in the ring's first page; a pointer would be a generic one, slower
+  // to read through (PERFORMANCE.md).
+  uint32_t page_memory = 0;
   InputLoads inputs;
   uint32_t partials = 0;  // units handed to the store warp so far
   float squares = 0;      // lane b: this warp's share of sequence b's sum of squares
@@ -511,29 +513,28 @@ constexpr uint32_t pages_at_once = 2;
 static_assert(unit_row_blocks % pages_at_once == 0);
 
 // Multiplies one chunk of a unit's columns, the `count` blocks of a page: this warp's blocks of the pages of all row
-// blocks. `halves`: of sixteen sequences. The activations of one half stay in registers from page to
-// page; those of two would take too many.
-template <uint32_t halves>
-__device__ bool consume_chunk(const LinearShape& shape, ConsumerState& state, const unsigned char* activations,
-                              uint32_t count, uint32_t row_blocks, BlockSums (&sums)[halves][unit_row_blocks]) {
+// blocks. `halves`: of sixteen sequences. The activations of one half stay in registers from page to page; those of two
+// would take too many. `full`: the chunk has as many blocks as a page, so that every warp has its own; this is the loop
+// that every weight goes through, and asks nothing that it does not need (PERFORMANCE.md).
+template <uint32_t halves, bool full>
+__device__ __forceinline__ bool consume_chunk(const LinearShape& shape, ConsumerState& state,
+                                              const unsigned char* activations, uint32_t count, uint32_t row_blocks,
+                                              BlockSums (&sums)[halves][unit_row_blocks]) {
   const uint32_t lane = ptx::lane_number();
+  // The warp's blocks. Beyond the chunk's last block there is nothing to multiply: block 0 stands in, with activations
+  // of zero.
+  const auto there = [&](uint32_t i) { return full || i * machine::consumer_warps + state.warp < count; };
+  const auto at = [&](uint32_t i) { return there(i) ? i * machine::consumer_warps + state.warp : 0; };
   // Rows of a product do not mix: lanes without a sequence may compute anything, and take the last one's.
   const unsigned char* x[halves];
 #pragma unroll
   for (uint32_t h = 0; h < halves; ++h) {
     x[h] = activations + min(lane / 4 + 8 * h, shape.batch - 1) * shape.row_bytes + lane % 4 * 32;
   }
-  // Beyond the chunk's last block there is nothing to multiply: block 0 stands in, with activations of zero.
-  uint32_t at[warp_blocks];
-#pragma unroll
-  for (uint32_t i = 0; i < warp_blocks; ++i) {
-    at[i] = i * machine::consumer_warps + state.warp;
-    if (at[i] >= count) at[i] = 0;
-  }
   const auto activations_of = [&](uint32_t h, uint32_t i) {
     // Another warp may still be at work on the block that stands in.
-    if (count < page_blocks && i * machine::consumer_warps + state.warp >= count) return Activations{};
-    return load_activations(x[h] + at[i] * 128);
+    if (!there(i)) return Activations{};
+    return load_activations(x[h] + at(i) * 128);
   };
   Activations kept[halves == 1 ? warp_blocks : 1];
   if constexpr (halves == 1) {
@@ -556,12 +557,13 @@ __device__ bool consume_chunk(const LinearShape& shape, ConsumerState& state, co
       if (!machine::keep_waiting(&shared().page_full[second.place], second.phase)) return false;
     }
     uint4 w[pages_at_once][warp_blocks];
-    const unsigned char* page = state.page_memory + first.place * machine::page_bytes + lane * 16;
-    const unsigned char* second_page = state.page_memory + second.place * machine::page_bytes + lane * 16;
+    const uint32_t page = state.page_memory + first.place * machine::page_bytes;
+    const uint32_t second_page = state.page_memory + second.place * machine::page_bytes;
 #pragma unroll
     for (uint32_t i = 0; i < warp_blocks; ++i) {
-      w[0][i] = *reinterpret_cast<const uint4*>(page + at[i] * block_bytes);
-      w[1][i] = *reinterpret_cast<const uint4*>(second_page + at[i] * block_bytes);
+      const uint32_t place = (at(i) - state.warp) * block_bytes;
+      w[0][i] = ptx::load_shared_16(page + place);
+      w[1][i] = ptx::load_shared_16(second_page + place);
     }
     // The weights are in registers: the pages may be filled again while they are multiplied.
     __syncwarp();
@@ -612,20 +614,18 @@ __device__ bool consume_linear(const TileSlot& tile, const LinearShape& shape, C
   BlockSums sums[halves][unit_row_blocks];
   return for_each_unit(shape, [&](uint32_t row_unit, uint32_t column_unit, bool fresh) {
     const uint32_t row_blocks = min(unit_row_blocks, shape.row_blocks - row_unit * unit_row_blocks);
-    if (fresh) {
-      if (!take_inputs(state)) return false;
-      if (state.warp == 0 && row_unit + column_unit == 0) machine::trace<traced>(state.sequence, MKRT_TRACE_INPUTS);
-    }
+    // Whatever can be done before the inputs have come is: nobody waits for it then.
     if (column_unit == 0) {
+      if (!begin_partial(state)) return false;
 #pragma unroll
       for (auto& half : sums) {
 #pragma unroll
         for (BlockSums& row : half) row = BlockSums{};
       }
-      if (!begin_partial(state)) return false;
-      if (shape.adds != 0 && state.warp < row_blocks) {
-        bring_addends(tile, shape, state.partials & 1, row_unit, state.warp);
-      }
+    }
+    if (fresh) {
+      if (!take_inputs(state)) return false;
+      if (state.warp == 0 && row_unit + column_unit == 0) machine::trace<traced>(state.sequence, MKRT_TRACE_INPUTS);
     }
     unsigned char* buffer = machine::activation_buffer(state.inputs.buffer());
     if (fresh) {
@@ -633,12 +633,17 @@ __device__ bool consume_linear(const TileSlot& tile, const LinearShape& shape, C
       state.squares = column_unit == 0 ? squares : state.squares + squares;
       if (state.warp == 0) machine::trace<traced>(state.sequence, MKRT_TRACE_PREPARED);
     }
+    if (column_unit == 0 && shape.adds != 0 && state.warp < row_blocks) {
+      bring_addends(tile, shape, state.partials & 1, row_unit, state.warp);
+    }
     const uint32_t unit_blocks = min(shape.column_blocks - column_unit * (shape.columns_per_unit / block_columns),
                                      shape.columns_per_unit / block_columns);
     for (uint32_t at = 0; at < unit_blocks; at += page_blocks) {
       const uint32_t count = min(page_blocks, unit_blocks - at);
       const unsigned char* activations = buffer + at * 128;
-      const bool going = consume_chunk<halves>(shape, state, activations, count, row_blocks, sums);
+      const bool going = count == page_blocks
+                             ? consume_chunk<halves, true>(shape, state, activations, count, row_blocks, sums)
+                             : consume_chunk<halves, false>(shape, state, activations, count, row_blocks, sums);
       if (!going) return false;
     }
     if (column_unit + 1 != shape.column_units) return true;

@@ -305,7 +305,10 @@ __device__ inline void trace(uint32_t sequence, uint32_t event) {
 __device__ inline bool operand_present(const TileSlot& tile, uint32_t number) { return tile.address[number] != 0; }
 template <class Element>
 __device__ Element* operand(const TileSlot& tile, uint32_t number) {
-  return reinterpret_cast<Element*>(tile.address[number]);
+  auto* const first = reinterpret_cast<Element*>(tile.address[number]);
+  // Otherwise every access would first find out which memory is meant.
+  __builtin_assume(__isGlobal(first));
+  return first;
 }
 // Elements of a row of the tile's slice, cut at the operand's limit.
 template <class Element>

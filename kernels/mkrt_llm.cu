@@ -211,6 +211,7 @@ __device__ void consumer_role(uint32_t warp) {
   machine::Walk walk;
   ConsumerState state;
   state.warp = warp;
+  state.page_memory = ptx::shared_address(machine::page(0)) + warp * block_bytes + ptx::lane_number() * 16;
   for (; walk.next(); walk.release()) {
     state.sequence = walk.sequence;
     if (!consume_tile<traced>(walk.place(), state)) break;

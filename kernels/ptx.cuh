@@ -48,6 +48,17 @@ __device__ inline uint64_t time_ns() {
   return time;
 }
 
+// ---- shared memory by address --------------------------------------------------------------------------------------
+
+// Loads 16 bytes of shared memory.
+__device__ inline uint4 load_shared_16(uint32_t address) {
+  uint4 value;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address));
+  return value;
+}
+
 // ---- mbarriers: arrival counts of a block -------------------------------------------------------------------------
 
 // Arrivals of a warp that is done with shared memory and has come through __syncwarp. One lane's is enough: release is
