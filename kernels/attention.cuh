@@ -153,7 +153,7 @@ static_assert((2 + 2) * (2 * 256 + operand_padding) + 4 * (2 * most_chunk_rows +
               machine::partial_bytes);
 
 // Chunks that one split does alone: a chunk more takes it about as long as to join the parts of several.
-constexpr uint32_t chunks_alone = 2;
+constexpr uint32_t chunks_alone = 1;
 
 // Chunks of a context up to `position`.
 __device__ inline uint32_t context_chunks(const AttentionShape& shape, uint32_t position) {

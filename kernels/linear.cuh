@@ -72,6 +72,7 @@ struct alignas(16) LinearShape {
   float inverse_columns;
   uint32_t adds;         // adds_bias, adds_residual
   uint32_t same_inputs;  // 1: starts with the activations that the tile before it left in the buffer
+  uint32_t both;         // 1: they take both activation buffers together
   LinearPlaces places;
 };
 static_assert(sizeof(LinearShape) <= machine::prepared_bytes);
@@ -122,7 +123,10 @@ __device__ inline void prepare_linear(uint32_t place, InputOwner& owner) {
   shape.row_bytes = padded * 4 + row_padding;
   shape.columns_per_unit = padded;
   shape.column_units = 1;
-  if (rows * shape.row_bytes > launch().activation_bytes) {
+  // Whole rows in both buffers rather than pieces of them in each: the tiles of a record then bring them once.
+  shape.both = rows * shape.row_bytes > launch().activation_bytes;
+  if (rows * shape.row_bytes > 2 * launch().activation_bytes) {
+    shape.both = 0;
     // The runtime gives every activation buffer room for unit_step columns of the largest batch.
     shape.columns_per_unit = (launch().activation_bytes / rows - row_padding) / (unit_step * 4) * unit_step;
     shape.row_bytes = shape.columns_per_unit * 4 + row_padding;
@@ -147,7 +151,13 @@ struct InputLoads {
 
   __device__ uint32_t buffer() const { return (loads - 1) & 1; }
   __device__ uint32_t parity() const { return ((loads - 1) >> 1) & 1; }
+  __device__ InputLoads before() const { return {loads - 1}; }
 };
+
+// Where the current load's activations lie.
+__device__ inline unsigned char* activations_place(const LinearShape& shape, const InputLoads& inputs) {
+  return machine::activation_buffer(shape.both != 0 ? 0 : inputs.buffer());
+}
 
 // Visits a tile's units in the order that all roles keep: body(row_unit, column_unit, fresh), fresh where the unit's
 // activations are to be brought in. Stops when the body returns false.
@@ -312,9 +322,9 @@ __device__ inline InputPlan plan_inputs(const TileSlot& tile, const LinearShape&
 }
 
 // The part that depends on nothing: announces the bytes and starts with the norm's weights.
-__device__ inline void begin_inputs(const LinearShape& shape, const InputPlan& plan, uint32_t buffer) {
-  unsigned char* to = machine::activation_buffer(buffer);
-  uint64_t* barrier = &shared().input_full[buffer];
+__device__ inline void begin_inputs(const LinearShape& shape, const InputPlan& plan, const InputLoads& inputs) {
+  unsigned char* to = activations_place(shape, inputs);
+  uint64_t* barrier = &shared().input_full[inputs.buffer()];
 #if MKRT_BULK_COPY
   if (plan.bulk && ptx::lane_number() == 0) {
     // What consumers did to the buffer is ordered before the copy engine's accesses.
@@ -330,9 +340,9 @@ __device__ inline void begin_inputs(const LinearShape& shape, const InputPlan& p
 }
 
 // The part that the tile's counters were waited for.
-__device__ inline void finish_inputs(const LinearShape& shape, const InputPlan& plan, uint32_t buffer) {
-  unsigned char* to = machine::activation_buffer(buffer);
-  uint64_t* barrier = &shared().input_full[buffer];
+__device__ inline void finish_inputs(const LinearShape& shape, const InputPlan& plan, const InputLoads& inputs) {
+  unsigned char* to = activations_place(shape, inputs);
+  uint64_t* barrier = &shared().input_full[inputs.buffer()];
   // What the acquire made visible to ordinary loads is made visible to the copy engine.
   if (plan.bulk) ptx::fence_copy_engine_global();
   for (uint32_t b = 0; b < shape.batch; ++b) {
@@ -627,7 +637,7 @@ __device__ bool consume_linear(const TileSlot& tile, const LinearShape& shape, C
       if (!take_inputs(state)) return false;
       if (state.warp == 0 && row_unit + column_unit == 0) machine::trace<traced>(state.sequence, MKRT_TRACE_INPUTS);
     }
-    unsigned char* buffer = machine::activation_buffer(state.inputs.buffer());
+    unsigned char* buffer = activations_place(shape, state.inputs);
     if (fresh) {
       const float squares = split_activations(shape, buffer, column_unit, state.warp);
       state.squares = column_unit == 0 ? squares : state.squares + squares;

@@ -78,25 +78,39 @@ struct CounterWait {
   }
 };
 
-// The next load's buffer is free once the consumers have moved on to the load before it.
-__device__ inline bool begin_load(InputLoads& inputs) {
-  ++inputs.loads;
-  if (machine::wait_warp(&shared().input_free[inputs.buffer()], inputs.parity() ^ 1)) return true;
-  --inputs.loads;
-  return false;
-}
+// The activation warp's loads of inputs.
+struct Loads {
+  InputLoads inputs;
+  bool both = false;  // the last one takes both buffers
+
+  // The next load's buffer is free once the consumers have moved on to the load before it. One that takes both buffers,
+  // and the one after it, wait until they have moved on to the load itself. False when the block is leaving.
+  __device__ bool begin(bool takes_both) {
+    const InputLoads before = inputs;
+    const bool overlaps = (both || takes_both) && before.loads != 0;
+    ++inputs.loads;
+    both = takes_both;
+    if (machine::wait_warp(&shared().input_free[inputs.buffer()], inputs.parity() ^ 1) &&
+        (!overlaps || machine::wait_warp(&shared().input_free[before.buffer()], before.parity()))) {
+      return true;
+    }
+    inputs = before;
+    return false;
+  }
+};
 
 // Brings in the inputs of a tile. A load that was announced is finished even when the block is leaving, so that its
 // barrier completes. False when the block is leaving.
 template <class Wait>
-__device__ inline bool bring_tile(const TileSlot& tile, InputLoads& inputs, int32_t& position, Wait& wait) {
+__device__ inline bool bring_tile(const TileSlot& tile, Loads& loads, int32_t& position, Wait& wait) {
+  InputLoads& inputs = loads.inputs;
   if (tile.record.opcode == isa::opcode_attention) {
     return bring_attention(
-        tile, inputs, position, [&]() { return begin_load(inputs); }, wait);
+        tile, inputs, position, [&]() { return loads.begin(false); }, wait);
   }
   if (!is_linear(tile.record.opcode)) {
     // Inputs are read by the consumers themselves; they only have to know that the counters were reached.
-    if (!begin_load(inputs)) return false;
+    if (!loads.begin(false)) return false;
     const bool reached = wait();
     if (ptx::lane_number() == 0) shared().position[inputs.buffer()] = reached ? 0 : no_position;
     if (MKRT_BULK_COPY == 0 || ptx::arrives()) ptx::barrier_arrive(&shared().input_full[inputs.buffer()]);
@@ -105,11 +119,11 @@ __device__ inline bool bring_tile(const TileSlot& tile, InputLoads& inputs, int3
   const LinearShape shape = linear_shape(tile);
   return for_each_unit(shape, [&](uint32_t, uint32_t column_unit, bool fresh) {
     if (!fresh) return wait();
-    if (!begin_load(inputs)) return false;
+    if (!loads.begin(shape.both != 0)) return false;
     const InputPlan plan = plan_inputs(tile, shape, column_unit);
-    begin_inputs(shape, plan, inputs.buffer());
+    begin_inputs(shape, plan, inputs);
     const bool reached = wait();
-    finish_inputs(shape, plan, inputs.buffer());
+    finish_inputs(shape, plan, inputs);
     return reached;
   });
 }
@@ -117,15 +131,16 @@ __device__ inline bool bring_tile(const TileSlot& tile, InputLoads& inputs, int3
 template <bool traced>
 __device__ void activation_role() {
   machine::Walk walk;
-  InputLoads inputs;
+  Loads loads;
   int32_t position = no_position;  // of the last attention tile
   if (!machine::wait_for_ranks_to_begin()) return;
   for (; walk.next(); walk.release()) {
     machine::trace<traced>(walk.sequence, MKRT_TRACE_WAIT_BEGIN);
     CounterWait<traced> wait{walk.place(), walk.sequence};
-    if (!bring_tile(machine::slot(walk.place()), inputs, position, wait)) break;
+    if (!bring_tile(machine::slot(walk.place()), loads, position, wait)) break;
   }
   // Nothing may arrive in the shared memory of a block that has left.
+  InputLoads inputs = loads.inputs;
   for (uint32_t i = 0; i < 2 && inputs.loads != 0; ++i, --inputs.loads) {
     while (!ptx::barrier_test(&shared().input_full[inputs.buffer()], inputs.parity())) {
     }
@@ -318,6 +333,7 @@ constexpr mkrt_image_info image_info() {
   // A row of the key cache and one of the value cache take as much, in f16, as the newest key in f32. Places of norms
   // are kept where there are none.
   info.more_rows[isa::opcode_attention] = least_chunk_rows + 2;
+  info.useful_rows[isa::opcode_attention] = most_chunk_rows + 2;
   info.whole[isa::opcode_attention] = 1;
   return info;
 }

@@ -25,7 +25,7 @@ bool parse_target(std::string_view target, std::string_view prefix, int* out_num
   return rest.size() <= 1;
 }
 
-// Bytes that a record's staged operands take in an activation buffer; with `least`, in the smallest pieces allowed.
+// Bytes that a record's staged operands take in an activation buffer: at most, or at least, in the smallest pieces.
 uint64_t staged_bytes(const package::Record& record, const package::Program& program, const mkrt_image_info& info,
                       bool least) {
   uint64_t bytes = 0;
@@ -40,7 +40,8 @@ uint64_t staged_bytes(const package::Record& record, const package::Program& pro
     last_row = row + (whole ? 0 : info.row_padding);
     bytes += operand.rows * last_row;
   }
-  return bytes + info.more_rows[record.opcode] * last_row;
+  const uint8_t more = least ? info.more_rows[record.opcode] : info.useful_rows[record.opcode];
+  return bytes + more * last_row;
 }
 
 struct Demand {
@@ -175,6 +176,9 @@ void LoadedImage::check(const package::Program& program) {
   }
   if (program.isa.opcodes.size() > MKRT_IMAGE_OPCODES) refuse("cannot have that many opcodes");
   if (info_.block_size == 0) refuse("wants blocks of 0 threads");
+  for (size_t opcode = 0; opcode < MKRT_IMAGE_OPCODES; ++opcode) {
+    if (info_.useful_rows[opcode] < info_.more_rows[opcode]) refuse("makes use of fewer rows than it needs");
+  }
   if (info_.page_bytes == 0 || info_.minimum_pages == 0 || info_.preferred_pages < info_.minimum_pages ||
       info_.maximum_pages < info_.preferred_pages) {
     refuse("asks for an impossible ring of pages");

@@ -315,6 +315,7 @@ static void print_structs(void) {
   FIELD(mkrt_image_info, staged_operands);
   FIELD(mkrt_image_info, whole);
   FIELD(mkrt_image_info, more_rows);
+  FIELD(mkrt_image_info, useful_rows);
   END(mkrt_image_info);
 
   STRUCT(mkrt_report);

@@ -155,6 +155,11 @@ TEST_CASE("an image that was built for something else is refused before it is la
     image.info.preferred_pages = image.info.maximum_pages + 1;
     check_refused(image, "impossible ring");
   }
+  SUBCASE("an opcode that makes use of fewer rows than it needs") {
+    image.info.more_rows[3] = 2;
+    image.info.useful_rows[3] = 1;
+    check_refused(image, "makes use of fewer rows than it needs");
+  }
   SUBCASE("more shared memory than the device has") {
     check_refused(image, "bytes of shared memory", {.shared_memory = 70'000});
   }
@@ -208,6 +213,30 @@ TEST_CASE("shared memory goes to whole rows as long as the ring keeps its pages,
   CHECK(failure_of([&] { plan_shared_memory(program, info, available(2, 32768) - 1); }).status() ==
         MKRT_ERROR_UNSUPPORTED);
   CHECK(plan_shared_memory(program, info, available(2, 32768)).activation_bytes == 32768);
+}
+
+TEST_CASE("rows that an image makes use of get room that the ring's pages leave") {
+  mkrt_image_info info = info_of_wide();
+  const package::Program program = wide_program();
+  info.whole[0] = 1;
+  info.more_rows[0] = 1;
+  info.useful_rows[0] = 3;
+  const uint32_t row = 32768;
+  const auto available = [&](uint32_t pages, uint32_t buffer) {
+    return info.fixed_shared_bytes + pages * info.page_bytes + 2 * buffer;
+  };
+  SharedMemoryPlan plan = plan_shared_memory(program, info, available(8, 4 * row));
+  CHECK(plan.activation_bytes == 4 * row);
+  CHECK(plan.page_count == 8);
+  plan = plan_shared_memory(program, info, available(8, 3 * row));
+  CHECK(plan.activation_bytes == 3 * row);
+  CHECK(plan.page_count == 8);
+  // The ring's pages come first, and the rows that are needed before both.
+  plan = plan_shared_memory(program, info, available(4, 2 * row));
+  CHECK(plan.activation_bytes == 2 * row);
+  CHECK(plan.page_count == 4);
+  CHECK(failure_of([&] { plan_shared_memory(program, info, available(2, 2 * row) - 1); }).status() ==
+        MKRT_ERROR_UNSUPPORTED);
 }
 
 TEST_CASE("an image gets no more shared memory than it takes, and its ring the pages that it prefers") {
