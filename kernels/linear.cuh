@@ -487,8 +487,8 @@ struct ConsumerState {
   uint32_t warp;
   uint32_t sequence = 0;  // of the tile, in this block
   PageRing pages;
-  // Of this lane's 16 bytes of the warp's first block in the ring's first page; a pointer would be a generic one, slower
-  // to read through (PERFORMANCE.md).
+  // Of this lane's 16 bytes of the warp's first block in the ring's first page; a pointer would be a generic one,
+  // slower to read through (PERFORMANCE.md).
   uint32_t page_memory = 0;
   InputLoads inputs;
   uint32_t partials = 0;  // units handed to the store warp so far
