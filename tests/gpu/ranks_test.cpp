@@ -8,6 +8,16 @@ TEST_CASE("2 and 4 ranks that share a GPU decode as one does, in both queue mode
   for (const uint32_t ranks : {2, 4}) check_rank_results(gpu_ranks(ranks));
 }
 
+TEST_CASE("models of real shapes decode on 2 and 4 ranks that share a GPU as on one") {
+  for (const char* shape : {"llama-3.2-1b", "qwen3-0.6b"}) {
+    for (const uint32_t ranks : {2, 4}) {
+      Target target = gpu_ranks(ranks);
+      target.ways = {{MKRT_QUEUE_DYNAMIC, 0}, {MKRT_QUEUE_STATIC, 0}};
+      check_against_one_rank(target, shape, 1);
+    }
+  }
+}
+
 TEST_CASE("10 000 tokens in a row on 2 ranks that share a GPU are the same every time, in both queue modes") {
   check_long_runs(gpu_ranks(2));
 }
