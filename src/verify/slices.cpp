@@ -49,18 +49,19 @@ void check_selector(const Slice& slice, const mkrt_rank_selector& selector) {
   }
 }
 
-// Tiles that share an append slice decide by what they read which of them writes what: they must read the same.
+// Tiles that share an append slice decide by what they read which of them writes what: they must read the same. What
+// they append to is part of that: those that count in one slice which of them is last may write another one then.
 void check_sharing(const Slice& slice) {
   for (uint32_t d : slice.definition.shared_dimensions) {
     if (slice.record.grid[d] == 1 || slice.operand.strides[d] != 0) continue;
     for (size_t other = 0; other < slice.record.operands.size(); ++other) {
       const package::OperandDefinition& definition = slice.context.opcode(slice.record_index).operands[other];
       const std::optional<Operand>& operand = slice.record.operands[other];
-      if (!operand || package::is_write(definition.access)) continue;
+      if (!operand || definition.access == package::Access::write) continue;
       const bool same_rank = operand->rank.mode != MKRT_RANK_RELATIVE || operand->rank.dimension != d;
       if (operand->strides[d] == 0 && same_rank) continue;
       slice.fail(base::text("is shared by tiles that differ in dimension ", d, ", in which operand ",
-                            base::quoted(definition.name), " differs; they must read the same"));
+                            base::quoted(definition.name), " differs; they must read and append to the same"));
     }
   }
 }

@@ -60,14 +60,14 @@ class Attention {
   void add(const std::string& name, uint64_t size, const std::array<uint64_t, 3>& strides) {
     package::Tensor tensor;
     tensor.name = name;
-    tensor.elements = 4096;
+    tensor.elements = 16384;
     tensor.shape = {tensor.elements};
     tensor.size_bytes = tensor.elements * 4;
     tensor.kind = MKRT_TENSOR_STATE;
     package::Operand slice;
     slice.tensor = static_cast<uint32_t>(program_.tensors.size());
     slice.size = size;
-    slice.limit = 4096;
+    slice.limit = 16384;
     std::copy(strides.begin(), strides.end(), slice.strides.begin());
     program_.tensors.push_back(tensor);
     operand(name) = slice;
@@ -76,12 +76,14 @@ class Attention {
   package::Program program_;
 };
 
+constexpr std::array kShared{"k_cache", "v_cache", "out", "workspace"};
+
 TEST_CASE("splits of one head share its caches, its result and its workspace") {
   CHECK_NOTHROW(check(Attention().program()));
 }
 
 TEST_CASE("sequences or heads that would write to the same places are refused") {
-  for (const char* shared : {"k_cache", "v_cache", "out", "workspace"}) {
+  for (const char* shared : kShared) {
     Attention attention;
     attention.operand(shared)->strides[0] = 0;
     check_refused(attention.program(), 0, Attention::kHeads * Attention::kSplits, 0, {"tile 0 [0, 0, 0]", shared});
@@ -104,9 +106,28 @@ TEST_CASE("splits that share a cache must agree on the position, and on all else
   CHECK(contains(refusal(with_ranks.program()).message, "differ in dimension 2"));
 }
 
-TEST_CASE("splits that share only parts of a workspace are refused") {
+void give_splits_their_own(package::Operand& slice) {
+  slice.strides = {Attention::kHeads * Attention::kSplits * slice.size, Attention::kSplits * slice.size, slice.size};
+}
+
+// Splits count in the workspace which of them comes last: where each had its own, all would write the shared result.
+TEST_CASE("splits share their caches, their result and their workspace together or not at all") {
+  Attention none;
+  for (const char* own : kShared) {
+    Attention attention;
+    give_splits_their_own(*attention.operand(own));
+    const Refusal found = refusal(attention.program());
+    CHECK_MESSAGE(contains(found.message, "differ in dimension 2"), found.message);
+    CHECK_MESSAGE(contains(found.message, base::quoted(own)), found.message);
+    give_splits_their_own(*none.operand(own));
+  }
+  CHECK_NOTHROW(check(none.program()));
+}
+
+TEST_CASE("splits that share only parts of a result or a workspace are refused") {
   for (const char* shared : {"out", "workspace"}) {
     Attention attention;
+    for (const char* own : kShared) give_splits_their_own(*attention.operand(own));
     attention.operand(shared)->strides[2] = 4;
     const Refusal found = refusal(attention.program());
     CHECK(found.record == 0);

@@ -103,9 +103,9 @@ Oracle::Node Oracle::make_node(const package::Program& program, uint32_t step, u
     const package::OperandDefinition& definition = program.isa.opcodes[record.opcode].operands[o];
     const package::Access access = definition.access;
     for (uint32_t target : ranks_of(operand.rank, rank, indices, rank_count_)) {
-      node.accesses.push_back({o, operand.tensor * rank_count_ + target, package::is_write(access),
-                               access == package::Access::append, definition.shared_dimensions,
-                               elements_of(operand, rank, indices)});
+      node.accesses.push_back({o, operand.tensor * rank_count_ + target, access != package::Access::write,
+                               package::is_write(access), access == package::Access::append,
+                               definition.shared_dimensions, elements_of(operand, rank, indices)});
     }
   }
   return node;
@@ -195,7 +195,7 @@ void Oracle::check_phases() {
 
 bool Oracle::read_the_same(const Node& a, const Node& b) {
   for (const NodeAccess& x : a.accesses) {
-    if (x.writes) continue;
+    if (!x.reads) continue;
     const bool is_there = std::any_of(b.accesses.begin(), b.accesses.end(), [&](const NodeAccess& y) {
       return x.operand == y.operand && x.instance == y.instance && x.elements == y.elements;
     });

@@ -44,6 +44,7 @@ class Oracle {
   struct NodeAccess {
     uint32_t operand = 0;
     uint32_t instance = 0;  // tensor * rank_count + rank
+    bool reads = false;
     bool writes = false;
     bool appends = false;
     std::vector<uint32_t> shared_dimensions;
