@@ -25,6 +25,9 @@ bool parse_target(std::string_view target, std::string_view prefix, int* out_num
   return rest.size() <= 1;
 }
 
+// More bytes than any block has. What is more counts as this: files may ask for so many rows that products wrap around.
+constexpr uint64_t too_much = UINT32_MAX;
+
 // Bytes that a record's staged operands take in an activation buffer: at most, or at least, in the smallest pieces.
 uint64_t staged_bytes(const package::Record& record, const package::Program& program, const mkrt_image_info& info,
                       bool least) {
@@ -37,8 +40,8 @@ uint64_t staged_bytes(const package::Record& record, const package::Program& pro
     row = (row + 127) / 128 * 128;
     const bool whole = info.whole[record.opcode] != 0;
     if (least && !whole) row = std::min<uint64_t>(row, info.minimum_row_bytes);
-    last_row = row + (whole ? 0 : info.row_padding);
-    bytes += operand.rows * last_row;
+    last_row = std::min(row + (whole ? 0 : info.row_padding), too_much);
+    bytes = std::min(bytes + operand.rows * last_row, too_much);
   }
   const uint8_t more = least ? info.more_rows[record.opcode] : info.useful_rows[record.opcode];
   return bytes + more * last_row;

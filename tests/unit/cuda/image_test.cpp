@@ -215,6 +215,21 @@ TEST_CASE("shared memory goes to whole rows as long as the ring keeps its pages,
   CHECK(plan_shared_memory(program, info, available(2, 32768)).activation_bytes == 32768);
 }
 
+TEST_CASE("rows whose bytes do not fit in 64 bits are too many") {
+  package::Program program = wide_program();
+  mkrt_image_info info = info_of_wide();
+  info.whole[0] = 1;
+  package::Operand& wide = *program.entries[0].records[0].operands[0];
+  wide.size = uint64_t{1} << 31;  // 2^33 bytes
+  wide.rows = uint32_t{1} << 31;
+  CHECK(failure_of([&] { plan_shared_memory(program, info, 200'000); }).status() == MKRT_ERROR_UNSUPPORTED);
+  // Together with another one, too.
+  wide.rows = uint32_t{1} << 30;
+  program.entries[0].records[0].operands.push_back(wide);
+  info.staged_operands[0] = 3;
+  CHECK(failure_of([&] { plan_shared_memory(program, info, 200'000); }).status() == MKRT_ERROR_UNSUPPORTED);
+}
+
 TEST_CASE("rows that an image makes use of get room that the ring's pages leave") {
   mkrt_image_info info = info_of_wide();
   const package::Program program = wide_program();
