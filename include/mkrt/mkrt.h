@@ -342,10 +342,11 @@ typedef struct mkrt_process_extension {
  * CUDA ranks are on one device, which then divides its SMs among them, or on several that can map each other's memory
  * and add to it atomically; where a pair cannot, the message names it. Those of one device share a context and a
  * stream. A default mesh of several ranks takes a CUDA device for each of them, else one for all, else the host; what
- * is passed over is logged. Launches of two meshes that have more than one device in common can keep each other from
- * beginning until a deadline ends them; those of one mesh never do. Collective where there are several processes.
- * Errors: HANDLE, ARGUMENT, STRUCT_SIZE, EXTENSION, UNSUPPORTED, DEVICE (no such device, or no driver: the message says
- * why), OUT_OF_MEMORY, DRIVER, TIMEOUT, PEER. Any thread. Since 0.1. */
+ * is passed over is logged. Several processes take devices one after the other, or, where each sees fewer than there
+ * are ranks, the first that it sees. Launches of two meshes that have more than one device in common can keep each
+ * other from beginning until a deadline ends them; those of one mesh never do. Collective where there are several
+ * processes. Errors: HANDLE, ARGUMENT, STRUCT_SIZE, EXTENSION, UNSUPPORTED, DEVICE (no such device, or no driver: the
+ * message says why), OUT_OF_MEMORY, DRIVER, TIMEOUT, PEER. Any thread. Since 0.1. */
 MKRT_API mkrt_status mkrt_mesh_create(mkrt_runtime* runtime, const mkrt_mesh_desc* desc, mkrt_mesh** out_mesh,
                                       mkrt_error* out_error);
 /* Destroys the handle; the mesh lives on while executables made on it do. NULL does nothing. Any thread. Since 0.1. */

@@ -75,15 +75,19 @@ std::unique_ptr<device::Mesh> create_cuda(Runtime& runtime, std::span<const mkrt
 bool is_old(const mkrt_device_info& device) { return device.compute_major < oldest_default_major; }
 
 // Several ranks, each on a device of its own: the first that are new enough. Null where they are fewer than the ranks,
-// or cannot be in one mesh, which is logged.
+// or cannot be in one mesh, which is logged. Processes take one after the other of the devices that all see; where they
+// see fewer than there are ranks, whoever started them has given each its own.
 std::unique_ptr<device::Mesh> try_a_device_each(Runtime& runtime, std::span<const mkrt_rank_desc> ranks,
                                                 const Choice& choice) {
-  std::vector<mkrt_rank_desc> apart(ranks.begin(), ranks.end());
-  size_t placed = 0;
+  std::vector<uint32_t> ordinals;
   for (const mkrt_device_info& info : runtime.cuda().found().devices) {
-    if (!is_old(info) && placed < apart.size()) apart[placed++].ordinal = info.ordinal;
+    if (!is_old(info)) ordinals.push_back(info.ordinal);
   }
-  if (ranks.size() == 1 || placed < apart.size()) return nullptr;
+  const device::ProcessGroup& processes = *choice.group;
+  const size_t first = ordinals.size() >= processes.rank_count() ? processes.first_rank() : 0;
+  if (processes.rank_count() == 1 || ordinals.size() < first + ranks.size()) return nullptr;
+  std::vector<mkrt_rank_desc> apart(ranks.begin(), ranks.end());
+  for (size_t i = 0; i < apart.size(); ++i) apart[i].ordinal = ordinals[first + i];
   try {
     return create_cuda(runtime, apart, choice);
   } catch (const base::Failure& failure) {

@@ -570,7 +570,7 @@ class DriverDouble::State {
 
   // ---- mapped memory ---------------------------------------------------------------------------------------------
 
-  static constexpr size_t granularity = 65'536;
+  static constexpr size_t least_granularity = 4096;
 
   // A range of reserved addresses; host memory stands for whatever is mapped there.
   struct Range {
@@ -628,16 +628,18 @@ class DriverDouble::State {
     return (properties.handle_types & ~can) == 0 ? found : nullptr;
   }
   Result memory_granularity(size_t* out, const MemoryProperties* properties, MemoryGranularity which) {
-    if (device_of(*properties) == nullptr || which != granularity_recommended) return result_invalid_value;
-    *out = granularity;
+    const SimulatedDevice* found = device_of(*properties);
+    if (found == nullptr || which != granularity_recommended) return result_invalid_value;
+    *out = found->granularity;
     return result_success;
   }
   Result address_reserve(DevicePointer* out, size_t bytes, size_t alignment, DevicePointer wanted,
                          unsigned long long flags) {
-    if (bytes == 0 || bytes % granularity != 0 || alignment % granularity != 0 || wanted != 0 || flags != 0) {
+    if (bytes == 0 || bytes % least_granularity != 0 || alignment == 0 || alignment % least_granularity != 0 ||
+        wanted != 0 || flags != 0) {
       return result_invalid_value;
     }
-    auto addresses = std::make_unique<AddressRange>(bytes, granularity);
+    auto addresses = std::make_unique<AddressRange>(bytes, alignment);
     *out = reinterpret_cast<uintptr_t>(addresses->data()) + bias;
     const std::lock_guard lock(mutex_);
     ranges_.emplace(*out, Range{std::move(addresses), bytes});
@@ -661,7 +663,8 @@ class DriverDouble::State {
   Result memory_create(PhysicalMemory* out, size_t bytes, const MemoryProperties* properties,
                        unsigned long long flags) {
     if (require_context("memory_create") == nullptr) return result_invalid_context;
-    if (device_of(*properties) == nullptr || bytes == 0 || bytes % granularity != 0 || flags != 0) {
+    const SimulatedDevice* found = device_of(*properties);
+    if (found == nullptr || bytes == 0 || bytes % found->granularity != 0 || flags != 0) {
       return result_invalid_value;
     }
     const int device = properties->location.id - number_base;
@@ -751,7 +754,8 @@ class DriverDouble::State {
     if (range == ranges_.begin() || found == physical_.end() || flags != 0) return result_invalid_value;
     --range;
     const uint64_t start = address - range->first;
-    if (start % granularity != 0 || start >= range->second.bytes || bytes > range->second.bytes - start ||
+    const size_t granularity = devices_[static_cast<size_t>(found->second.allocation->device)].granularity;
+    if (address % granularity != 0 || start >= range->second.bytes || bytes > range->second.bytes - start ||
         offset != 0 || bytes != found->second.allocation->bytes || found->second.mapped) {
       return result_invalid_value;
     }

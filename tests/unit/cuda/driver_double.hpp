@@ -50,6 +50,7 @@ struct SimulatedDevice {
   bool virtual_memory = true;
   bool posix_handles = true;
   bool fabric_handles = false;
+  size_t granularity = 65'536;  // of memory that is mapped; a power of two, at least 4096
   size_t memory = size_t{1} << 30;
 };
 

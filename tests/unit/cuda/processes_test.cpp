@@ -92,6 +92,7 @@ struct Member {
 };
 
 struct Outcome {
+  bool made = true;  // all that can execute
   mkrt_status status = MKRT_OK;
   mkrt_error error = MKRT_ERROR_INIT;
   std::string message() const { return error.message; }
@@ -180,6 +181,22 @@ TEST_CASE(
       CHECK(world.gpu.live_objects() == 0);
     }
   }
+}
+
+TEST_CASE("processes agree on the distance between ranks, whatever each of them would take") {
+  // The first would have smaller parts, in two ways.
+  const std::vector<SimulatedDevice> devices = {{.granularity = 4096}, {.multiprocessors = 16, .granularity = 8192}};
+  World world({{0}, std::vector<uint32_t>(15, 1)}, devices);
+  const Work work(4096, world.rank_count);
+  const std::vector<uint32_t> begin = random_state(world.rank_count);
+  const std::vector<uint32_t> expected = host_result(work, begin, 2);
+  world.meeting.run([&](uint32_t process) {
+    Member member(world, process, work);
+    CHECK(member.write(work, begin) == MKRT_OK);
+    CHECK(run_to_end(*member.session, request(entry_step, 2)).status == MKRT_OK);
+    CHECK(member.has(work, expected));
+  });
+  CHECK(world.gpu.live_objects() == 0);
 }
 
 TEST_CASE("sessions of several processes run in the order in which all execute them, and trace their own ranks") {
@@ -306,6 +323,42 @@ TEST_CASE("a cancel in one process ends the execute in all, whether the others h
       }
     }
   }
+}
+
+TEST_CASE("a cancel reaches the other processes while the canceller's own launch waits for its turn") {
+  World world(two);
+  const Work work(4096, 2);
+  const Work alone;
+  world.descs[1][0].stream = world.gpu.create_stream(world.context(1));
+  const auto before = make_mesh(world.gpu, world.descs[1][0]);
+  const auto executable = before->load(alone.program, {});
+  const auto busy = executable->create_session();
+  Hold holding;
+  enqueue(*busy, request(entry_hold));
+  holding.wait_until_held();
+  std::atomic<bool> ended{false};
+  world.meeting.run([&](uint32_t process) {
+    // What is made on the stream waits for what is there.
+    if (process == 1) holding.release();
+    Member member(world, process, work);
+    if (process == 1) {
+      CHECK(busy->wait(1, no_limit, nullptr) == MKRT_OK);
+      Hold again;
+      enqueue(*busy, request(entry_hold));
+      again.wait_until_held();
+      const uint64_t value = enqueue(*member.session, endless(10'000 * millisecond));
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      member.session->cancel();
+      while (!ended) std::this_thread::yield();
+      again.release();
+      CHECK(member.session->wait(value, no_limit, nullptr) == MKRT_ERROR_CANCELLED);
+    } else {
+      Outcome outcome = run_to_end(*member.session, endless(5'000 * millisecond));
+      CHECK(outcome.status == MKRT_ERROR_CANCELLED);
+      CHECK(outcome.message() == "process 1 of the mesh cancelled the execute");
+      ended = true;
+    }
+  });
 }
 
 TEST_CASE("a tile that waits in vain, and a fault, are reported by all processes, with their place") {
@@ -518,6 +571,7 @@ std::vector<Outcome> live(World& world, const Work& work, uint64_t number, bool 
     try {
       outcomes[process] = life(process);
     } catch (const base::Failure& failure) {
+      outcomes[process].made = false;
       outcomes[process].status = failure.status();
       base::report(&outcomes[process].error, failure);
     }
@@ -551,6 +605,9 @@ TEST_CASE("whichever call fails in one process, the others end with a status as 
         failed_calls.insert(call);
         if (outcomes[0].status == MKRT_OK) continue;  // all that was left was to give back
         CHECK(outcomes[0].status == MKRT_ERROR_DRIVER);
+        CHECK(outcomes[1].made == outcomes[0].made);
+        // By process 0 itself, not by an exchange that broke or took too long.
+        if (!outcomes[0].made) CHECK(outcomes[1].has("process 0 could not do its part of mkrt_"));
         // It may have been done, or not even have seen that process 0 had a failure.
         if (outcomes[1].status != MKRT_OK) CHECK(!outcomes[1].message().empty());
       }

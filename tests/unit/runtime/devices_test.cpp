@@ -8,6 +8,9 @@
 
 #include "base/failure.hpp"
 #include "driver_double.hpp"
+#ifdef __linux__
+#include "meeting.hpp"
+#endif
 #include "runtime/mesh.hpp"
 #include "runtime/runtime.hpp"
 
@@ -190,6 +193,31 @@ TEST_CASE(
   CHECK(many->device_info(0).kind == MKRT_DEVICE_HOST);
   CHECK(contains(logged.lines.back(), "the default device is the host"));
 }
+
+#ifdef __linux__
+TEST_CASE(
+    "the ranks of several processes by default take a device each, of those that all see or that each was given") {
+  for (const size_t devices : {3, 2, 1}) {
+    DriverDouble gpu(std::vector<SimulatedDevice>(devices, SimulatedDevice{.multiprocessors = 6}));
+    mkrt::cuda::test::Meeting meeting(2);
+    std::vector<uint32_t> ordinals[2];
+    meeting.run([&](uint32_t process) {
+      const Logged logged(open_double);
+      const std::vector<mkrt_rank_desc> ranks(process + 1, rank_of(MKRT_DEVICE_DEFAULT));
+      const mkrt_process_extension extension = meeting.extension(process);
+      const auto mesh = create_mesh(logged.runtime, ranks, {.processes = &extension});
+      REQUIRE(mesh->rank_count() == 3);
+      for (size_t i = 0; i < ranks.size(); ++i) {
+        ordinals[process].push_back(mesh->device_info(static_cast<uint32_t>(process + i)).ordinal);
+      }
+    });
+    CHECK(ordinals[0] == std::vector<uint32_t>{0});
+    CHECK(ordinals[1] == (devices == 3   ? std::vector<uint32_t>{1, 2}
+                          : devices == 2 ? std::vector<uint32_t>{0, 1}
+                                         : std::vector<uint32_t>{0, 0}));
+  }
+}
+#endif
 
 TEST_CASE("ranks that name CUDA are on the devices that they name") {
   DriverDouble gpu(std::vector<SimulatedDevice>(2));
