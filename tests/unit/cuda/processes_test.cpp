@@ -361,6 +361,26 @@ TEST_CASE("a cancel reaches the other processes while the canceller's own launch
   });
 }
 
+TEST_CASE("a cancel that reaches the canceller's own ranks only is passed on by these") {
+  World world(two);
+  const Work work(4096, 2);
+  const auto outcomes = check_recovery(world, work, [&](uint32_t process, Member& member) {
+    const uint64_t value = enqueue(*member.session, endless(10'000 * millisecond));
+    if (process == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      world.gpu.fail_call_of_this_thread(3, 999);  // after making the context current and telling the own rank
+      member.session->cancel();
+      CHECK(world.gpu.failed_call() == "copy_to_device");
+      world.gpu.fail_none();
+    }
+    Outcome outcome;
+    outcome.status = member.session->wait(value, no_limit, &outcome.error);
+    return outcome;
+  });
+  CHECK(outcomes[0].status == MKRT_ERROR_CANCELLED);
+  CHECK(outcomes[0].message() == "process 1 of the mesh cancelled the execute");
+}
+
 TEST_CASE("a tile that waits in vain, and a fault, are reported by all processes, with their place") {
   for (const Division& division : divisions) {
     const uint32_t ranks = World(division).rank_count;
