@@ -57,6 +57,10 @@ uint32_t process_of(uint32_t abort) { return abort >> process_shift; }
 // with those of all others.
 constexpr auto loss_grace = std::chrono::milliseconds(2);
 
+// How long ranks of other processes may take to say why they gave up, at most; and at most the execute's wait limit.
+// They take as long as a tile does.
+constexpr uint64_t longest_patience_ns = 1'000'000'000;
+
 }  // namespace
 
 Session::Part::Part(const MeshDevice& on, const LoadedImage& loaded)
@@ -293,15 +297,6 @@ mkrt_status Session::status(mkrt_error* out_error) const noexcept {
   return first.status == MKRT_OK ? MKRT_OK : fill_leaving(first.status, out_error);
 }
 
-// The same once a launch has come to its end, with what the ranks of other processes know.
-mkrt_status Session::final_status(mkrt_error* out_error) noexcept {
-  if (!group_.alone() && status(nullptr) != MKRT_OK) {
-    const std::lock_guard lock(cancel_mutex_);
-    ask_others();
-  }
-  return status(out_error);
-}
-
 // The ranks of this process left, and those of another one know why.
 mkrt_status Session::fill_leaving(uint32_t abort, mkrt_error* out_error) const noexcept {
   const uint32_t process = process_of(abort);
@@ -352,6 +347,7 @@ mkrt_status Session::execute(const device::ExecuteRequest& request, uint64_t* ou
   const uint64_t value = last_value_.load(std::memory_order_relaxed) + 1;
   if (value - done > most_in_flight) return report_busy(out_error);
   entry_of_[value % most_in_flight] = request.entry;  // before the launch, whose report needs it
+  wait_limit_ns_.store(request.wait_limit_ns, std::memory_order_relaxed);
   const std::unique_lock order = mesh_.launch_order();
   for (const auto& part : parts_) {
     const Result result = enqueue_launch(*part, request, value);
@@ -478,7 +474,15 @@ mkrt_status Session::wait(uint64_t value, uint64_t timeout_ns, mkrt_error* out_e
     }
     std::this_thread::sleep_for(nap);
   }
-  return final_status(out_error);
+  // What the ranks of other processes know of a failure.
+  while (!group_.alone() && status(nullptr) != MKRT_OK && elapsed() < timeout_ns) {
+    {
+      const std::lock_guard lock(cancel_mutex_);
+      if (ask_others()) break;
+    }
+    std::this_thread::sleep_for(nap);
+  }
+  return status(out_error);
 }
 
 // A launch that the driver gave up on never stores its value; the streams of its device know. `cancel_mutex_` is held.
@@ -514,29 +518,45 @@ void Session::notice_loss() noexcept {
 }
 
 // What ranks of other processes know of a failure that ended a launch here. Their memory can be read whether their
-// processes are there or not. `cancel_mutex_` is held.
-void Session::ask_others() noexcept {
-  if (asked_others_.load(std::memory_order_relaxed)) return;
+// processes are there or not. False where they may still have something to say. `cancel_mutex_` is held.
+bool Session::ask_others() noexcept {
+  if (asked_others_.load(std::memory_order_relaxed)) return true;
   const Part& part = *parts_.front();
   const ContextScope scope(*part.device.context);
-  if (scope.result() != result_success) return;
   const BesideCaptures beside(driver_);
+  if (scope.result() != result_success || beside.result() != result_success) return true;
+  const auto read = [&](uint32_t rank, mkrt_control& out_control) {
+    const DevicePointer from = memory_->address(rank) + places_.control;
+    const Result result = driver_.copy_to_host(&out_control, from, sizeof(out_control), part.side_stream.get());
+    return result == result_success && driver_.stream_synchronize(part.side_stream.get()) == result_success;
+  };
+  const mkrt_report own = first_report();
+  const uint32_t lost = group_.lost();
+  const auto now = std::chrono::steady_clock::now();
+  if (asking_since_ == std::chrono::steady_clock::time_point()) asking_since_ = now;
+  const std::chrono::nanoseconds patience(
+      std::min(longest_patience_ns, wait_limit_ns_.load(std::memory_order_relaxed)));
+  // A rank that gave up its wait says so when it has ended. Where not all have begun, no tile has anything to say.
+  const bool complete = own.status == MKRT_ERROR_FAULT || own.record == MKRT_REPORT_BEGIN ||
+                        cancelled_.load(std::memory_order_relaxed) || lost != group_.size() ||
+                        now - asking_since_ >= patience;
+  mkrt_control control{};
+  if (!complete) {
+    if (!read(part.device.ranks.front(), control)) return true;
+    if (static_cast<int32_t>(control.ranks_ended - control.launches * mesh_.rank_count()) < 0) return false;
+  }
   mkrt_report first{};
-  for (uint32_t rank = 0; rank < mesh_.rank_count() && beside.result() == result_success; ++rank) {
-    if (group_.is_local(rank)) continue;
-    mkrt_report theirs{};
-    const DevicePointer from = memory_->address(rank) + places_.control + offsetof(mkrt_control, report);
-    Result result = driver_.copy_to_host(&theirs, from, sizeof(theirs), part.side_stream.get());
-    if (result == result_success) result = driver_.stream_synchronize(part.side_stream.get());
-    if (result == result_success && is_sound(theirs) && comes_first(theirs, first)) first = theirs;
+  for (uint32_t rank = 0; rank < mesh_.rank_count(); ++rank) {
+    if (group_.is_local(rank) || !read(rank, control)) continue;
+    if (is_sound(control.report) && comes_first(control.report, first)) first = control.report;
   }
   // One that said why it gave up has not just vanished.
-  const uint32_t own = status_of(first_report().status);
-  const bool unexplained = first.status == MKRT_OK && (own == MKRT_ERROR_DEADLINE || own == MKRT_ERROR_PEER);
-  const uint32_t lost = group_.lost();
+  const uint32_t status = status_of(own.status);
+  const bool unexplained = first.status == MKRT_OK && (status == MKRT_ERROR_DEADLINE || status == MKRT_ERROR_PEER);
   if (unexplained && lost != group_.size()) lost_process_.store(lost, std::memory_order_relaxed);
   others_report_ = first;
   asked_others_.store(true, std::memory_order_release);  // pairs with the acquire in first_report
+  return true;
 }
 
 // Whether a report of another process can be shown: it may be half written, or of another program than it should be.
@@ -670,6 +690,7 @@ void Session::begin_anew() noexcept {
     std::atomic_ref(mailbox->timeline).store(last_value_.load(std::memory_order_relaxed), std::memory_order_release);
   }
   asked_others_.store(false, std::memory_order_relaxed);
+  asking_since_ = {};
   half_reset_.store(false, std::memory_order_relaxed);
   driver_failure_.store(result_success, std::memory_order_relaxed);
   cancelled_.store(false, std::memory_order_relaxed);

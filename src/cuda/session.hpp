@@ -96,7 +96,7 @@ class Session final : public device::Session {
   Result ask(const Part& part) const noexcept;
   void look_now_and_then() noexcept;
   void notice_loss() noexcept;
-  void ask_others() noexcept;
+  bool ask_others() noexcept;
   bool is_sound(const mkrt_report& report) const noexcept;
   void send_aborts(AbortWord word) noexcept;
   Result settle(bool launches) noexcept;
@@ -112,7 +112,6 @@ class Session final : public device::Session {
   mkrt_status report_busy(mkrt_error* out_error) const noexcept;
   // OK, or what a launch reported.
   mkrt_status status(mkrt_error* out_error) const noexcept;
-  mkrt_status final_status(mkrt_error* out_error) noexcept;
   mkrt_report first_report() const noexcept;
   mkrt_status fill_leaving(uint32_t abort, mkrt_error* out_error) const noexcept;
   mkrt_status fill_report(const mkrt_report& report, mkrt_error* out_error) const noexcept;
@@ -157,8 +156,10 @@ class Session final : public device::Session {
   static constexpr uint32_t none = UINT32_MAX;
   std::atomic<uint32_t> lost_process_{none};
   std::chrono::steady_clock::time_point lost_since_{};
-  // What their ranks reported, once they were asked; the report is written first.
+  // What their ranks reported, once they were asked; the report is written first. When that began.
   std::atomic<bool> asked_others_{false};
+  std::chrono::steady_clock::time_point asking_since_{};
+  std::atomic<uint64_t> wait_limit_ns_{0};  // of the last execute
   mkrt_report others_report_{};
   // A reset began and did not end everywhere: some ranks' memory is zero, others' is not.
   std::atomic<bool> half_reset_{false};
