@@ -25,7 +25,8 @@ bool parse_target(std::string_view target, std::string_view prefix, int* out_num
   return rest.size() <= 1;
 }
 
-// More bytes than any block has. What is more counts as this: files may ask for so many rows that products wrap around.
+// More bytes than any block has, and than images count. What is more is this: files may ask for so many rows that
+// products wrap around.
 constexpr uint64_t too_much = UINT32_MAX;
 
 // Bytes that a record's staged operands take in an activation buffer: at most, or at least, in the smallest pieces.
@@ -117,8 +118,13 @@ SharedMemoryPlan plan_shared_memory(const package::Program& program, const mkrt_
                                    " bytes of shared memory in a block, and the ",
                                    available == device_bytes ? "device has " : "image takes at most ", available));
   }
+  const Demand most = largest_demand(program, info, false);
+  if (most.bytes >= too_much) {
+    throw base::Failure(MKRT_ERROR_UNSUPPORTED, base::text("record ", base::quoted(most.record->label), " has rows of ",
+                                                           too_much, " bytes or more for a block's shared memory"));
+  }
   // Whole rows where they leave the ring its pages, pieces of rows otherwise.
-  const uint64_t wanted = round(largest_demand(program, info, false).bytes);
+  const uint64_t wanted = round(most.bytes);
   const uint64_t reserved = info.fixed_shared_bytes + uint64_t{info.preferred_pages} * info.page_bytes;
   const uint64_t share = available > reserved ? (available - reserved) / 2 / buffer_alignment * buffer_alignment : 0;
   SharedMemoryPlan plan;

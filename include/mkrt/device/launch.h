@@ -35,7 +35,8 @@ typedef struct mkrt_image_info {
   uint32_t maximum_pages;
   uint32_t maximum_shared_bytes; /* of a block, however much the device has */
   /* Operands that the kernel brings into an activation buffer, bit k for operand k of an opcode. A row takes its bytes
-   * rounded up to 128, and row_padding where the opcode is not in `whole`. */
+   * rounded up to 128, and row_padding where the opcode is not in `whole`. All of a record's together have less than
+   * 2^32 - 1: the runtime refuses others. */
   uint32_t row_padding;
   uint32_t minimum_row_bytes; /* rows of opcodes that are not in `whole` may be brought in pieces of this size */
   uint32_t staged_operands[MKRT_IMAGE_OPCODES];

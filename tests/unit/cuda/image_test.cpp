@@ -230,6 +230,19 @@ TEST_CASE("rows whose bytes do not fit in 64 bits are too many") {
   CHECK(failure_of([&] { plan_shared_memory(program, info, 200'000); }).status() == MKRT_ERROR_UNSUPPORTED);
 }
 
+TEST_CASE("rows that may be brought in pieces have as many bytes as an image can count") {
+  package::Program program = wide_program();
+  const mkrt_image_info info = info_of_wide();
+  package::Operand& wide = *program.entries[0].records[0].operands[0];
+  REQUIRE(info.row_padding < 127);
+  wide.size = UINT32_MAX / 128 * 128 / 4;
+  CHECK_NOTHROW(plan_shared_memory(program, info, 200'000));
+  ++wide.size;
+  const base::Failure failure = failure_of([&] { plan_shared_memory(program, info, 200'000); });
+  CHECK(failure.status() == MKRT_ERROR_UNSUPPORTED);
+  CHECK(failure.message() == "record \"wide\" has rows of 4294967295 bytes or more for a block's shared memory");
+}
+
 TEST_CASE("rows that an image makes use of get room that the ring's pages leave") {
   mkrt_image_info info = info_of_wide();
   const package::Program program = wide_program();
