@@ -31,6 +31,14 @@ struct Way {
   uint32_t workers;  // 0: all
 };
 
+// Sanitizers make everything many times slower, and look at the code rather than at its results: checks then run in
+// fewer of the ways that take all of the same code.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 // Both queue modes with each of these numbers of workers.
 inline std::vector<Way> ways_with(const std::vector<uint32_t>& workers) {
   std::vector<Way> ways;

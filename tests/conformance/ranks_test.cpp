@@ -10,7 +10,7 @@ Target host_ranks(uint32_t ranks) {
   mkrt::RankOptions rank;
   rank.kind = MKRT_DEVICE_HOST;
   rank.worker_count = 2;
-  return {rank, ways_with({1, 2}), {}, ranks};
+  return {rank, kSanitized ? ways_with({2}) : ways_with({1, 2}), {}, ranks};
 }
 
 // Enough heads for eight ranks, in every way to divide them.
