@@ -158,6 +158,19 @@ void create_output_folder(const Options& options) {
   }
 }
 
+void share_weights(const Options& options, const std::string& name) {
+  const fs::path source = fs::path(options.weights_of) / name;
+  const fs::path target = fs::path(options.output) / name;
+  std::error_code error;
+  fs::remove(target, error);
+  fs::create_hard_link(source, target, error);
+  if (error) fs::copy_file(source, target, error);
+  if (error) {
+    throw Failure(MKRT_ERROR_FILE, text(base::shown_path(source.string()), " cannot be shared with ",
+                                        base::shown_path(target.string()), ": ", error.message()));
+  }
+}
+
 // Writes the file of what all ranks share, and one for each rank where ranks have weights of their own. Returns their
 // names.
 std::vector<std::string> write_weight_files(const std::vector<BoundWeight>& weights, const Options& options,
@@ -171,13 +184,17 @@ std::vector<std::string> write_weight_files(const std::vector<BoundWeight>& weig
       if (weight.weight->rank == rank) of_file.push_back(weight);
     }
     if (of_file.empty()) return;
+    names.push_back(name);
+    if (!options.weights_of.empty()) {
+      share_weights(options, name);
+      return;
+    }
     uint64_t size = 0;
     write_weights(of_file, options.output + "/" + name, [&](uint64_t written, uint64_t all) {
       size = all;
       if (progress) progress(done + written, total);
     });
     done += size;
-    names.push_back(name);
   };
   write(kWeightFile, std::nullopt);
   for (uint32_t rank = 0; rank < options.ranks; ++rank) write(rank_weight_file(rank), rank);

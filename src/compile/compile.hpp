@@ -23,6 +23,10 @@ struct Options {
   uint32_t splits = 0;     // tiles that share the positions of one key-value head; 0: chosen by the shape
   uint32_t ranks = 1;      // devices that share the model, 1 to 64 and at most its query heads
   std::vector<ImageFile> images = {};  // copied into the package; targets and file names differ
+  // Folder of a package of the same model with the same tile_rows and ranks: its weight files are shared, as hard links
+  // where the file system has them, instead of packed once more. What is packed depends on neither batch nor context.
+  // The caller answers for the model being the same; a program that does not fit its weights is refused at load.
+  std::string weights_of = {};
 };
 
 // Called from the thread that called compile_model, after each written piece of the weights.

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <stdexcept>
 #include <utility>
 
@@ -233,22 +234,27 @@ void write_weights(const RandomModel& model, const std::string& folder) {
   const std::array<std::vector<Element>, 3> tables = make_tables<Element>(model);
   const uint64_t shards = std::clamp<uint64_t>(model.shards, 1, tensors.size());
   Json map = Json::object();
+  // Files are written at the same time: each tensor has a seed of its own.
+  std::vector<std::future<void>> files;
   for (uint64_t shard = 0; shard < shards; ++shard) {
     const uint64_t first = tensors.size() * shard / shards, end = tensors.size() * (shard + 1) / shards;
     const std::string name =
         shards == 1 ? "model.safetensors"
                     : "model-" + std::to_string(shard + 1) + "-of-" + std::to_string(shards) + ".safetensors";
-    std::ofstream file(folder + "/" + name, std::ios::binary | std::ios::trunc);
-    write_header({tensors.begin() + static_cast<ptrdiff_t>(first), tensors.begin() + static_cast<ptrdiff_t>(end)},
-                 model.dtype, file);
-    for (uint64_t i = first; i < end; ++i) {
-      const uint64_t seed = Generator(model.seed + (i << 32)).next();
-      write_elements(tensors[i], seed, tables[static_cast<size_t>(tensors[i].role)], file);
-      map[tensors[i].name] = name;
-    }
-    file.close();
-    if (!file) throw std::runtime_error(folder + "/" + name + " cannot be written");
+    for (uint64_t i = first; i < end; ++i) map[tensors[i].name] = name;
+    files.push_back(std::async(std::launch::async, [&, first, end, path = folder + "/" + name] {
+      std::ofstream file(path, std::ios::binary | std::ios::trunc);
+      write_header({tensors.begin() + static_cast<ptrdiff_t>(first), tensors.begin() + static_cast<ptrdiff_t>(end)},
+                   model.dtype, file);
+      for (uint64_t i = first; i < end; ++i) {
+        const uint64_t seed = Generator(model.seed + (i << 32)).next();
+        write_elements(tensors[i], seed, tables[static_cast<size_t>(tensors[i].role)], file);
+      }
+      file.close();
+      if (!file) throw std::runtime_error(path + " cannot be written");
+    }));
   }
+  for (std::future<void>& file : files) file.get();
   if (shards > 1) {
     std::ofstream index(folder + "/model.safetensors.index.json", std::ios::binary);
     index << Json{{"metadata", Json::object()}, {"weight_map", map}}.dump(1) << '\n';

@@ -455,6 +455,46 @@ TEST_CASE("the output may not be the model's folder") {
   CHECK(std::filesystem::exists(folder.path("model/tokenizer.json")));
 }
 
+TEST_CASE("packages of one model share weight files, and are what packing them again would give") {
+  const TemporaryFolder folder;
+  tools::RandomModel model;
+  model.config = tools::shape_config("tiny-qwen2");
+  tools::write_random_model(model, folder.path("model"));
+  const auto content = [&](const std::string& name) {
+    std::ifstream file(folder.path(name), std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  for (const uint32_t ranks : {1u, 2u}) {
+    compile::Options options{folder.path("model"), folder.path("first")};
+    options.ranks = ranks;
+    compile::compile_model(options);
+    options.batch = 3;
+    options.context = 77;
+    options.output = folder.path("packed");
+    compile::compile_model(options);
+    options.output = folder.path("shared");
+    options.weights_of = folder.path("first");
+    compile::compile_model(options);
+    compile::compile_model(options);  // over the one before
+
+    CHECK(content("shared/program.json") == content("packed/program.json"));
+    const package::Program program = package::read_package(options.output);
+    CHECK(metadata(program, "batch") == "3");
+    for (const std::string name : {"weights.safetensors", "weights.rank0.safetensors", "weights.rank1.safetensors"}) {
+      REQUIRE(std::filesystem::exists(folder.path("shared/" + name)) ==
+              std::filesystem::exists(folder.path("first/" + name)));
+      if (!std::filesystem::exists(folder.path("first/" + name))) continue;
+      CHECK(content("shared/" + name) == content("packed/" + name));
+      CHECK(std::filesystem::equivalent(folder.path("shared/" + name), folder.path("first/" + name)));
+    }
+    std::filesystem::remove_all(folder.path("first"));
+    std::string sentence;
+    CHECK(status_of(options, sentence) == MKRT_ERROR_FILE);
+    CHECK(sentence.find("weights") != std::string::npos);
+    CHECK_FALSE(std::filesystem::exists(folder.path("shared/program.json")));
+  }
+}
+
 TEST_CASE("a failed compilation leaves no package behind, not even an older one") {
   const TemporaryFolder folder;
   std::filesystem::copy(kNovelist, folder.path("model"), std::filesystem::copy_options::recursive);
