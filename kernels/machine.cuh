@@ -14,6 +14,14 @@
 
 namespace mkrt::machine {
 
+// What a kernel leaves out, where it is built to measure what the rest costs (MKRT_LEAVE_OUT of CMakeLists.txt). Its
+// results are of no use then.
+enum Part : uint32_t { part_dependencies = 1, part_attention = 2, part_products = 4 };
+#ifndef MKRT_LEAVE_OUT
+#define MKRT_LEAVE_OUT 0
+#endif
+__device__ constexpr bool left_out(Part part) { return (MKRT_LEAVE_OUT & part) != 0; }
+
 // Warps of a block. Eight consumers eat pages at more than twice the rate at which memory fills them; 16 did not help
 // (PERFORMANCE.md). Twelve warps in all leave each thread 168 registers, a thirteenth would leave 128.
 constexpr uint32_t consumer_warps = 8;
@@ -387,6 +395,7 @@ __device__ __noinline__ bool may_keep_waiting(uint32_t place, uint32_t counter, 
 
 // Waits for the counters of the tile in slot `place`; lanes share those of one wait. False when the block is leaving.
 __device__ inline bool wait_all_counters(uint32_t place) {
+  if constexpr (left_out(part_dependencies)) return true;
   const TileSlot& tile = slot(place);
   for (uint32_t w = 0; w < tile.record.wait_count; ++w) {
     const uint32_t target = tile.wait_target[w];

@@ -104,7 +104,7 @@ struct Loads {
 template <class Wait>
 __device__ inline bool bring_tile(const TileSlot& tile, Loads& loads, int32_t& position, Wait& wait) {
   InputLoads& inputs = loads.inputs;
-  if (tile.record.opcode == isa::opcode_attention) {
+  if (tile.record.opcode == isa::opcode_attention && !machine::left_out(machine::part_attention)) {
     return bring_attention(
         tile, inputs, position, [&]() { return loads.begin(false); }, wait);
   }
@@ -163,7 +163,9 @@ __device__ bool consume_small(uint32_t place, ConsumerState& state) {
   switch (tile.record.opcode) {
     case isa::opcode_embed: outcome = embed(place); break;
     case isa::opcode_rotation: outcome = rotation(place); break;
-    case isa::opcode_attention: outcome = attention(place, state); break;
+    case isa::opcode_attention:
+      if constexpr (!machine::left_out(machine::part_attention)) outcome = attention(place, state);
+      break;
     case isa::opcode_choose: outcome = choose(place, state.partials & 1); break;
     case isa::opcode_sum_partials: outcome = sum_partials(place); break;
     default: break;
