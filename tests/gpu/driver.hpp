@@ -17,6 +17,7 @@ namespace mkrt::test {
   X(driver_version, (int* out_version), "cuDriverGetVersion")                                                         \
   X(error_text, (int result, const char** out_text), "cuGetErrorString")                                              \
   X(device_get, (int* out_device, int ordinal), "cuDeviceGet")                                                        \
+  X(device_attribute, (int* out_value, int attribute, int device), "cuDeviceGetAttribute")                            \
   X(context_create, (void** out_context, unsigned flags, int device), "cuCtxCreate_v2")                               \
   X(context_destroy, (void* context), "cuCtxDestroy_v2")                                                              \
   X(context_get_current, (void** out_context), "cuCtxGetCurrent")                                                     \
@@ -26,6 +27,7 @@ namespace mkrt::test {
   X(stream_create, (void** out_stream, unsigned flags), "cuStreamCreate")                                             \
   X(stream_destroy, (void* stream), "cuStreamDestroy_v2")                                                             \
   X(stream_synchronize, (void* stream), "cuStreamSynchronize")                                                        \
+  X(stream_query, (void* stream), "cuStreamQuery")                                                                    \
   X(allocate, (uint64_t * out_address, size_t bytes), "cuMemAlloc_v2")                                                \
   X(release, (uint64_t address), "cuMemFree_v2")                                                                      \
   X(host_allocate, (void** out_memory, size_t bytes, unsigned flags), "cuMemHostAlloc")                               \
@@ -43,6 +45,7 @@ namespace mkrt::test {
   X(module_load, (void** out_module, const void* image), "cuModuleLoadData")                                          \
   X(module_unload, (void* module), "cuModuleUnload")                                                                  \
   X(module_function, (void** out_function, void* module, const char* name), "cuModuleGetFunction")                    \
+  X(function_set, (void* function, int attribute, int value), "cuFuncSetAttribute")                                   \
   X(launch,                                                                                                           \
     (void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,           \
      unsigned block_z, unsigned shared_bytes, void* stream, void** parameters, void** extra),                         \

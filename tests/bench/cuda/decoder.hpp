@@ -2,6 +2,7 @@
 #pragma once
 
 #include <random>
+#include <string_view>
 
 #include "bench.hpp"
 
@@ -39,19 +40,29 @@ class Decoder {
   const mkrt::Program& program() const { return program_; }
   mkrt::Session& session() { return session_; }
 
-  // Decodes `count` tokens from the start.
+  // Fills the caches of the first `count` positions: the first ones as decoding leaves them, the others with copies of
+  // those, because eight thousand tokens of a large model would take half a minute.
   void fill(uint32_t count) {
+    const uint32_t decoded = std::min(count, most_decoded);
     go_to(0);
-    run(count, MKRT_QUEUE_STATIC, Asking::together);
+    run(decoded, MKRT_QUEUE_STATIC, Asking::together);
+    if (decoded == count) return;
+    const uint32_t tensors = program_.info().tensor_count;
+    for (uint32_t tensor = 0; tensor < tensors; ++tensor) {
+      const mkrt::TensorInfo info = program_.tensor_info(tensor);
+      if (std::string_view(info.name).ends_with("_cache")) repeat_rows(tensor, info, decoded, count);
+    }
   }
 
   void go_to(uint32_t position) {
     set_all("positions", static_cast<int32_t>(position));
     set_all("active", 1);
   }
-  void run(uint32_t count, uint32_t queue_mode, Asking asking) {
+  // `worker_limit`: most SMs, 0: all.
+  void run(uint32_t count, uint32_t queue_mode, Asking asking, uint32_t worker_limit = 0) {
     mkrt::ExecuteOptions options;
     options.queue_mode = queue_mode;
+    options.worker_limit = worker_limit;
     options.step_count = asking == Asking::together ? count : 1;
     uint64_t value = 0;
     for (uint32_t i = 0; i < count / options.step_count; ++i) {
@@ -61,10 +72,33 @@ class Decoder {
     }
     session_.wait(value);
   }
+  // The same one by one; milliseconds of each.
+  std::vector<double> time_each(uint32_t count, uint32_t queue_mode, uint32_t worker_limit = 0) {
+    std::vector<double> milliseconds;
+    for (uint32_t i = 0; i < count; ++i) {
+      const Clock::time_point begin = Clock::now();
+      run(1, queue_mode, Asking::one_by_one, worker_limit);
+      milliseconds.push_back(seconds_since(begin) * 1e3);
+    }
+    return milliseconds;
+  }
 
   uint64_t batch = 0, context = 0, weight_bytes = 0, cache_row_bytes = 0;
 
  private:
+  static constexpr uint32_t most_decoded = 512;
+
+  // A cache is [batch, heads, context, head size] of f16.
+  void repeat_rows(uint32_t tensor, const mkrt::TensorInfo& info, uint32_t decoded, uint32_t count) {
+    std::vector<uint16_t> cache(info.size_bytes / sizeof(uint16_t));
+    session_.read<uint16_t>(tensor, cache);
+    const uint64_t row = info.shape[3], list = info.shape[2] * row;
+    for (uint64_t first = 0; first < cache.size(); first += list) {
+      for (uint64_t i = decoded * row; i < count * row; ++i) cache[first + i] = cache[first + i - decoded * row];
+    }
+    session_.write<uint16_t>(tensor, cache);
+  }
+
   uint64_t number(const char* key) const { return std::stoull(std::string(program_.metadata(key))); }
   void set_all(const char* tensor, int32_t value) {
     session_.write<int32_t>(program_.find_tensor(tensor), std::vector<int32_t>(batch, value));
