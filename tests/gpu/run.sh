@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
 # Builds mkrt and runs everything that needs a GPU, on a machine that has only gcc, CMake, Ninja, nvcc, doctest and
 # nlohmann/json (and Python with torch and transformers for the steps "small-memory" and "reference", and to compare
-# with in "bench").
+# with in "bench" and "torch").
 #
 #   tests/gpu/run.sh [STEP...] [RESULTS-FOLDER]
 #
-# Steps: build gpu-tests small-memory sanitizer racecheck reference bench ranks; all of them where none is named. A step
-# that fails or takes too long does not stop the others. Results go to RESULTS-FOLDER (tests/bench/results) as
-# DATE-GPU-WHAT.json and .txt, each with device, driver, date and commit; a table of what passed comes last.
+# Steps: build gpu-tests small-memory sanitizer racecheck reference bench torch ranks; all of them where none is named. A
+# step that fails or takes too long does not stop the others. "bench" measures first what targets are set for, and
+# writes which were met (DATE-GPU-targets.txt); "torch" decodes all of their cases with torch, which "bench" does for the
+# first model alone. Results go to RESULTS-FOLDER (tests/bench/results) as DATE-GPU-WHAT.json and .txt, each with device,
+# driver, date and commit; a table of what passed comes last.
 #
 # From the environment:
 #   COMMIT  what is measured; otherwise git is asked
 #   ALL=1   cubins for every architecture, instead of the present GPU's alone
 #   LIMIT   seconds for everything, 540: what would take longer is cut off
 #   BUILD   build folder, build/gpu
-#   WORK    folder for models and packages, some 50 GB, kept for the next run; in memory where there is plenty
+#   WORK    folder for models and packages, some 45 GB, kept for the next run; in memory where there is plenty
 #   JOBS    of the build, all cores
 set -uo pipefail
 script=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/$(basename "${BASH_SOURCE[0]}")
@@ -30,10 +32,17 @@ export WORK
 shapes=(llama-3.2-1b qwen2.5-0.5b qwen3-0.6b smollm-135m)
 big_shape=llama-3.1-8b
 batches=(1 3 16)
-context=2048  # of every package: the largest that is measured is 1024
+context=2048  # of every package but one
+# Packages of what is measured, each with its contexts, what targets are set for first (tests/bench/cuda/targets.py).
+target_cases=("llama-3.2-1b/batch-1 128 1024" "$big_shape/batch-1 128" "$big_shape/batch-1-context-8448 8192"
+  "llama-3.2-1b/batch-8 1024" "qwen3-0.6b/batch-1 128" "$big_shape/batch-16 1024")
+other_cases=("qwen2.5-0.5b/batch-1 128 1024" "smollm-135m/batch-1 128 1024" "qwen3-0.6b/batch-1 1024"
+  "llama-3.2-1b/batch-3 128" "llama-3.2-1b/batch-16 128")
+# What kernels of their own leave out, to see what the rest costs.
+left_out=(dependencies products "dependencies;attention" "dependencies;attention;products")
 small_chips=(8.6 12.0)  # with 99 KB of shared memory a block; without and with bulk copies
 small_batches=(1 16)
-steps=(build gpu-tests small-memory sanitizer racecheck reference bench ranks)
+steps=(build gpu-tests small-memory sanitizer racecheck reference bench torch ranks)
 
 # ---- What steps do: each of these runs in a process of its own, with a time limit ----------------------------------
 
@@ -56,8 +65,17 @@ do_build() {
   cmake --build "$BUILD" -j "${JOBS:-$(nproc)}" --target tests_gpu cuda_benchmarks mkrt_bench_ranks
 }
 
-# do_packages SHAPE...: packages of novelist, and of each shape for every batch, all shapes at a time. Those that are
-# newer than the kernels and the compiler stay.
+# packages_of SHAPE: what model_package makes of it. They share one copy of the weights.
+packages_of() {
+  case "$1" in
+    "$big_shape") echo 1 1:8448 16 ;;
+    llama-3.2-1b) echo "${batches[@]}" 8 ;;
+    *) echo "${batches[@]}" ;;
+  esac
+}
+
+# do_packages SHAPE...: packages of novelist, and of each shape, all shapes at a time. Those that are newer than the
+# kernels and the compiler stay.
 do_packages() {
   local maker shape stamp process status=0 processes=()
   maker=$(program model_package)
@@ -65,12 +83,39 @@ do_packages() {
   for shape in "$@"; do
     stamp=$WORK/$shape/made
     [[ ! -f $stamp || $maker -nt $stamp || -n $(find "$BUILD/kernels" -name '*.cubin' -newer "$stamp") ]] || continue
-    { "$maker" "$shape" "$WORK/$shape" "$context" "${batches[@]}" && touch "$WORK/$shape/made"; } &
+    # shellcheck disable=SC2046 # words are meant
+    { "$maker" "$shape" "$WORK/$shape" "$context" $(packages_of "$shape") && touch "$stamp"; } &
     processes+=("$!")
   done
   "$maker" tests/data/novelist "$WORK/novelist" 0 1 || status=1
   for process in "${processes[@]}"; do wait "$process" || status=1; done
+  # Nothing reads the large model itself, and its place may be memory.
+  rm -f "$WORK/$big_shape/model/"*.safetensors
   du -sh "$WORK"
+  return "$status"
+}
+
+left_out_folder() { printf '%s/left-out-%s' "$BUILD" "${1//;/-}"; }
+# Kernels that leave something out, all at a time: each takes one compiler a minute.
+do_left_out_build() {
+  local parts folder process status=0 processes=()
+  for parts in "${left_out[@]}"; do
+    folder=$(left_out_folder "$parts")
+    { configure "$folder" "-DMKRT_LEAVE_OUT=$parts" && cmake --build "$folder" -j 4 --target mkrt_kernels; } \
+      >"$folder.log" 2>&1 &
+    processes+=("$!")
+  done
+  for process in "${processes[@]}"; do wait "$process" || status=1; done
+  ((status == 0)) || tail -n 5 "$BUILD"/left-out-*.log
+  return "$status"
+}
+# Models and packages, and meanwhile those kernels.
+do_prepare_bench() {
+  local status=0 kernels
+  do_left_out_build &
+  kernels=$!
+  do_packages "${shapes[@]}" "$big_shape" || status=1
+  wait "$kernels" || status=1
   return "$status"
 }
 
@@ -139,26 +184,62 @@ do_reference() {
 }
 
 do_execute_cost() { "$(program mkrt_bench_cuda_execute_cost)" "$WORK/novelist/batch-1" >"$1"; }
-# A model whose upload lasts long enough that what is spent once does not count.
-do_big_package() {
-  [[ -f $WORK/$big_shape/made ]] && return
-  "$(program model_package)" "$big_shape" "$WORK/$big_shape" "$context" 1 && touch "$WORK/$big_shape/made"
-}
+# The second is a model whose upload lasts long enough that what is spent once does not count.
 do_upload() {
   local packages=("$WORK/${shapes[0]}/batch-1")
   [[ ! -f $WORK/$big_shape/made ]] || packages+=("$WORK/$big_shape/batch-1")
   "$(program mkrt_bench_cuda_upload)" "${packages[@]}" >"$1"
 }
-# Batch 1 of every shape first: what takes too long is cut off.
+# do_decode OUTPUT CASE...: a case is a package and contexts. What takes too long is cut off.
 do_decode() {
-  local shape batch package status=0 packages=()
-  for batch in "${batches[@]}"; do
-    for shape in "${shapes[@]}"; do packages+=("$WORK/$shape/batch-$batch"); done
-    ((batch > 1)) || [[ ! -f $WORK/$big_shape/made ]] || packages+=("$WORK/$big_shape/batch-1")
-  done
+  local case words status=0
   : >"$1"
-  for package in "${packages[@]}"; do "$(program mkrt_bench_cuda_decode)" "$package" 128 1024 >>"$1" || status=1; done
+  for case in "${@:2}"; do
+    read -ra words <<<"$case"
+    "$(program mkrt_bench_cuda_decode)" "$WORK/${words[0]}" "${words[@]:1}" >>"$1" || status=1
+  done
   return "$status"
+}
+# The same weights, read by kernels that leave something out: packages with those kernels and links to all else.
+do_left_out() {
+  local parts folder work status=0
+  work=$(realpath "$WORK")
+  : >"$1"
+  for parts in "${left_out[@]}"; do
+    folder=$work/left-out-${parts//;/-}/${shapes[0]}
+    rm -rf "$folder"
+    mkdir -p "$folder" && cp -rs "$work/${shapes[0]}/batch-1" "$folder/" || return
+    cp --remove-destination "$(left_out_folder "$parts")"/kernels/mkrt_llm.*.cubin "$folder/batch-1" || return
+    MKRT_BENCH_TOGETHER=1 "$(program mkrt_bench_cuda_decode)" "$folder/batch-1" 128 >>"$1" || status=1
+  done
+  return "$status"
+}
+do_beside() { "$(program mkrt_bench_cuda_beside)" "$WORK/${shapes[0]}/batch-1" 128 >"$1"; }
+
+# do_tool_bench JSON: `mkrt bench`, by the tool where its libraries are there.
+do_tool_bench() {
+  local queue package status=0
+  : >"$1"
+  for package in "${shapes[0]}/batch-1" "$big_shape/batch-1"; do
+    for queue in static dynamic; do
+      if [[ -x $BUILD/bin/mkrt ]]; then
+        "$BUILD/bin/mkrt" bench "$WORK/$package" --device cuda --around 128 --tokens 64 --queue "$queue" --records \
+          --json "$WORK/tool-bench.json" || status=1
+      else
+        "$BUILD/bin/mkrt_bench_cuda_tool" "$WORK/$package" 128 64 "$queue" "$WORK/tool-bench.json" || status=1
+      fi
+      [[ ! -f $WORK/tool-bench.json ]] || cat "$WORK/tool-bench.json" >>"$1"
+      rm -f "$WORK/tool-bench.json"
+    done
+  done
+  return "$status"
+}
+
+# do_targets PREFIX: which targets were met, of the results there are.
+do_targets() {
+  local of options=()
+  for of in left-out beside torch; do [[ ! -s $1-$of.json ]] || options+=("--$of" "$1-$of.json"); done
+  python3 tests/bench/cuda/targets.py "$1-decode.json" "${options[@]}" --json "$1-targets.json"
 }
 
 # Where the time of a token goes, of every shape at batch 1.
@@ -168,10 +249,17 @@ do_trace() {
   for shape in "${shapes[@]}"; do "$(program mkrt_bench_cuda_trace)" "$WORK/$shape/batch-1" 128 static >>"$1" || status=1; done
   return "$status"
 }
-# What it is compared with; nothing where there is no torch.
-do_torch_decode() {
+# do_torch OUTPUT SECONDS CASE...: what it is compared with; nothing where there is no torch. A case is a shape, a batch
+# and contexts. Where one takes too long what is done of it is kept.
+do_torch() {
+  local case words
+  : >"$1"
   python3 -c 'import torch, transformers' 2>/dev/null || return 0
-  python3 tests/bench/cuda/torch_decode.py "$WORK/${shapes[0]}/model" >"$1"
+  for case in "${@:3}"; do
+    read -ra words <<<"$case"
+    python3 tests/bench/cuda/torch_decode.py "$WORK/${words[0]}/model" --batch "${words[1]}" --seconds "$2" \
+      --contexts "${words[@]:2}" >>"$1" || return
+  done
 }
 
 # NCCL where Python's packages have it; it lies in no folder that a program would look into. Packages of its own go to
@@ -197,7 +285,7 @@ for argument in "$@"; do
       sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$script"
       exit 0
       ;;
-    build | gpu-tests | small-memory | sanitizer | racecheck | reference | bench | ranks) chosen+=("$argument") ;;
+    build | gpu-tests | small-memory | sanitizer | racecheck | reference | bench | torch | ranks) chosen+=("$argument") ;;
     -*)
       printf 'unknown option %s\n' "$argument" >&2
       exit 2
@@ -299,7 +387,13 @@ if wanted gpu-tests; then
   attempt "tests on the GPU" 240 tests
 fi
 
-if wanted reference || wanted bench || wanted small-memory; then
+if wanted bench; then
+  log=/dev/null
+  attempt "models, packages, kernels" 180 prepare_bench
+elif wanted torch; then
+  log=/dev/null
+  attempt "models and packages" 150 packages "${shapes[@]}" "$big_shape"
+elif wanted reference || wanted small-memory; then
   log=/dev/null
   attempt "models and packages" 150 packages "${shapes[@]}"
 elif wanted sanitizer || wanted racecheck; then
@@ -342,14 +436,27 @@ fi
 
 if wanted bench; then
   log=/dev/null
-  attempt "a large package" 120 big_package
+  attempt "decoding that has targets" 180 decode "$prefix-decode.json" "${target_cases[@]}"
+  attempt "decoding beside others" 60 beside "$prefix-beside.json"
+  attempt "kernels with parts left out" 60 left_out "$prefix-left-out.json"
+  open_log tool-bench
+  attempt "mkrt bench" 90 tool_bench "$prefix-tool-bench.json"
+  log=/dev/null
+  attempt "where a token's time goes" 60 trace "$prefix-trace.json"
+  attempt "decoding with torch" 100 torch "$prefix-torch.json" 90 "${shapes[0]} 1 128 1024"
   attempt "cost of an execute" 60 execute_cost "$prefix-execute-cost.json"
   attempt "upload of weights" 60 upload "$prefix-upload.json"
-  attempt "decoding" 120 decode "$prefix-decode.json"
-  attempt "where a token's time goes" 60 trace "$prefix-trace.json"
-  attempt "decoding with torch" 60 torch_decode "$prefix-torch-decode.json"
-  finish_json "$prefix-execute-cost.json" "$prefix-upload.json" "$prefix-decode.json" "$prefix-trace.json" \
-    "$prefix-torch-decode.json"
+  attempt "other decoding" 90 decode "$prefix-decode-others.json" "${other_cases[@]}"
+  finish_json "$prefix-execute-cost.json" "$prefix-upload.json" "$prefix-decode.json" "$prefix-decode-others.json" \
+    "$prefix-trace.json" "$prefix-beside.json" "$prefix-left-out.json" "$prefix-tool-bench.json"
+  wanted torch || finish_json "$prefix-torch.json"
+fi
+
+if wanted torch; then
+  log=/dev/null
+  attempt "the targets' cases with torch" 420 torch "$prefix-torch.json" 100 "${shapes[0]} 1 128 1024" \
+    "qwen3-0.6b 1 128" "${shapes[0]} 8 1024" "$big_shape 1 128"
+  finish_json "$prefix-torch.json"
 fi
 
 if wanted ranks; then
@@ -358,6 +465,13 @@ if wanted ranks; then
   log=/dev/null
   attempt "exchanges between ranks" 120 ranks "$prefix-ranks.json"
   finish_json "$prefix-ranks.json"
+fi
+
+if { wanted bench || wanted torch; } && [[ -s $prefix-decode.json ]]; then
+  open_log targets
+  printf '\n'
+  bash "$script" --do targets "$prefix" 2>&1 | tee -a "$log"
+  finish_json "$prefix-targets.json"
 fi
 
 {

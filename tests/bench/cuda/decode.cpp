@@ -48,11 +48,13 @@ class Measurement {
 
  private:
   void measure_queue(uint32_t context, uint32_t queue_mode) {
-    const double own = own_milliseconds(context, queue_mode);
-    add(context, queue_mode, Asking::together, own);
+    const double own = measure_together(context, queue_mode);
     if (together_only_) return;
-    add(context, queue_mode, Asking::one_by_one, own);
-    add(context, queue_mode, Asking::ahead, own);
+    for (const Asking asking : {Asking::one_by_one, Asking::ahead}) {
+      const double limit_before = limit_.measure();
+      const std::vector<double> milliseconds = sample(context, queue_mode, asking);
+      add(context, queue_mode, asking, milliseconds, own, (limit_before + limit_.measure()) / 2);
+    }
   }
 
   // Milliseconds of a whole run of `count` steps around `context`.
@@ -63,38 +65,40 @@ class Measurement {
     return seconds_since(begin) * 1e3;
   }
 
-  double own_milliseconds(uint32_t context, uint32_t queue_mode) {
-    std::vector<double> many, fewer;
+  // Many steps an execute; milliseconds of the kernel's own for a step.
+  double measure_together(uint32_t context, uint32_t queue_mode) {
+    std::vector<double> many, fewer, milliseconds;
+    const double limit_before = limit_.measure();
     for (int repeat = -1; repeat < repeats; ++repeat) {
       const double a = time_run(context, steps, queue_mode, Asking::together);
       const double b = time_run(context, fewer_steps, queue_mode, Asking::together);
       if (repeat < 0) continue;
       many.push_back(a);
       fewer.push_back(b);
+      milliseconds.push_back(a / steps);
     }
-    return (percentile(many, 0.5) - percentile(fewer, 0.5)) / (steps - fewer_steps);
+    const double own = (percentile(many, 0.5) - percentile(fewer, 0.5)) / (steps - fewer_steps);
+    add(context, queue_mode, Asking::together, milliseconds, own, (limit_before + limit_.measure()) / 2);
+    return own;
   }
 
-  // Milliseconds a token: of each step where they are waited for one by one, otherwise of each run.
+  // One step an execute: milliseconds a token, of each step where they are waited for, otherwise of each run.
   std::vector<double> sample(uint32_t context, uint32_t queue_mode, Asking asking) {
     decoder_.go_to(context - steps / 2);
+    decoder_.time_each(warm_up, queue_mode);
     if (asking == Asking::one_by_one) {
-      decoder_.time_each(warm_up, queue_mode);
       decoder_.go_to(context - steps / 2);
       return decoder_.time_each(steps, queue_mode);
     }
     std::vector<double> milliseconds;
-    for (int repeat = -1; repeat < repeats; ++repeat) {
-      const double run = time_run(context, steps, queue_mode, asking);
-      if (repeat >= 0) milliseconds.push_back(run / steps);
+    for (int repeat = 0; repeat < repeats; ++repeat) {
+      milliseconds.push_back(time_run(context, steps, queue_mode, asking) / steps);
     }
     return milliseconds;
   }
 
-  void add(uint32_t context, uint32_t queue_mode, Asking asking, double own) {
-    const double limit_before = limit_.measure();
-    const std::vector<double> milliseconds = sample(context, queue_mode, asking);
-    const double read_limit = (limit_before + limit_.measure()) / 2;
+  void add(uint32_t context, uint32_t queue_mode, Asking asking, const std::vector<double>& milliseconds, double own,
+           double read_limit) {
     // The measured steps have `context` tokens before them on average.
     const double cache_bytes = static_cast<double>(decoder_.batch * decoder_.cache_row_bytes) * (context + 0.5);
     const double median = percentile(milliseconds, 0.5);

@@ -149,7 +149,7 @@ def counterparts(left_out, torch):
         for result in program["results"]:
             text += (
                 f"torch, {shape_of(program['model'])}, batch {result['batch']}, context {result['context']}: "
-                f"{result['ms_per_token']['p50']:.4f} ms a token ({program['way']})\n"
+                f"{result['ms_per_token']['p50']:.4f} ms a token ({result['way']})\n"
             )
     return text
 

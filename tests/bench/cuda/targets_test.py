@@ -91,8 +91,8 @@ class Reading(unittest.TestCase):
 
     def test_the_program_prints_the_table_and_what_stands_beside_it(self):
         left_out = program("left-out-dependencies/llama-3.2-1b", ONE["results"][:1])
-        torch = {"model": "/somewhere/llama-3.2-1b/model", "way": "compiled",
-                 "results": [{"batch": 1, "context": 128, "ms_per_token": {"p50": 1.545}}]}
+        torch = {"model": "/somewhere/llama-3.2-1b/model", 
+                 "results": [{"batch": 1, "context": 128, "way": "compiled", "ms_per_token": {"p50": 1.545}}]}
         script = pathlib.Path(targets.__file__)
         with tempfile.TemporaryDirectory() as folder:
             paths = {}
