@@ -25,7 +25,7 @@ cd "$(dirname "$script")/../.." || exit 2
 export BUILD=${BUILD:-build/gpu}
 if [[ -z ${WORK:-} ]]; then
   free_kb=$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)
-  if ((${free_kb:-0} > 60000000)); then WORK=/dev/shm/mkrt-gpu; else WORK=${TMPDIR:-/tmp}/mkrt-gpu; fi
+  if ((${free_kb:-0} > 50000000)); then WORK=/dev/shm/mkrt-gpu; else WORK=${TMPDIR:-/tmp}/mkrt-gpu; fi
 fi
 export WORK
 
