@@ -570,10 +570,12 @@ __device__ __forceinline__ bool consume_chunk(const LinearShape& shape, Consumer
     const uint32_t page = state.page_memory + first.place * machine::page_bytes;
     const uint32_t second_page = state.page_memory + second.place * machine::page_bytes;
 #pragma unroll
-    for (uint32_t i = 0; i < warp_blocks && !machine::left_out(machine::part_products); ++i) {
-      const uint32_t place = (at(i) - state.warp) * block_bytes;
-      w[0][i] = ptx::load_shared_16(page + place);
-      w[1][i] = ptx::load_shared_16(second_page + place);
+    for (uint32_t i = 0; i < warp_blocks; ++i) {
+      if constexpr (!machine::left_out(machine::part_products)) {
+        const uint32_t place = (at(i) - state.warp) * block_bytes;
+        w[0][i] = ptx::load_shared_16(page + place);
+        w[1][i] = ptx::load_shared_16(second_page + place);
+      }
     }
     // The weights are in registers: the pages may be filled again while they are multiplied.
     __syncwarp();
