@@ -2,9 +2,12 @@
 // that are thrown when memory is exhausted, and leaves them to the end of the process: a host that loads and unloads
 // the shared library again and again would lose them each time.
 
-namespace __gnu_cxx {  // NOLINT(bugprone-reserved-identifier): the C++ library's name,
-void __freeres();      // NOLINT(bugprone-reserved-identifier): declared in none of its headers
-}  // namespace __gnu_cxx
+// The C++ library's name, which none of its headers declares.
+// NOLINTBEGIN(bugprone-reserved-identifier,readability-identifier-naming)
+namespace __gnu_cxx {
+void __freeres();
+}
+// NOLINTEND(bugprone-reserved-identifier,readability-identifier-naming)
 
 namespace {
 
