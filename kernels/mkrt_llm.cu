@@ -337,6 +337,19 @@ constexpr mkrt_image_info image_info() {
   info.more_rows[isa::opcode_attention] = least_chunk_rows + 2;
   info.useful_rows[isa::opcode_attention] = most_chunk_rows + 2;
   info.whole[isa::opcode_attention] = 1;
+  // What goes through store_at_ranks, and what tiles that move data read and write.
+  info.ranked_operands[isa::opcode_embed] = 1u << isa::embed::out;
+  info.ranked_operands[isa::opcode_rotation] = 1u << isa::rotation::out;
+  info.ranked_operands[isa::opcode_linear] = 1u << isa::linear::out;
+  info.ranked_operands[isa::opcode_linear_swiglu] = 1u << isa::linear_swiglu::out;
+  info.ranked_operands[isa::opcode_linear_best] =
+      1u << isa::linear_best::out | 1u << isa::linear_best::best_value | 1u << isa::linear_best::best_index;
+  info.ranked_operands[isa::opcode_attention] = 1u << isa::attention::out;
+  info.ranked_operands[isa::opcode_sum_partials] = 1u << isa::sum_partials::out;
+  for (const uint32_t opcode :
+       {isa::opcode_copy, isa::opcode_reduce_f32, isa::opcode_reduce_f16, isa::opcode_reduce_bf16}) {
+    info.ranked_operands[opcode] = 1u << move_form::in | 1u << move_form::out;
+  }
   return info;
 }
 static_assert(isa::opcode_count <= MKRT_IMAGE_OPCODES);

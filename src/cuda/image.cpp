@@ -184,6 +184,7 @@ void LoadedImage::check(const package::Program& program) {
                       ", the program's ", program.isa.name, " has ", program.isa.fingerprint));
   }
   if (program.isa.opcodes.size() > MKRT_IMAGE_OPCODES) refuse("cannot have that many opcodes");
+  check_ranks(program);
   if (info_.block_size == 0) refuse("wants blocks of 0 threads");
   for (size_t opcode = 0; opcode < MKRT_IMAGE_OPCODES; ++opcode) {
     if (info_.useful_rows[opcode] < info_.more_rows[opcode]) refuse("makes use of fewer rows than it needs");
@@ -207,6 +208,21 @@ void LoadedImage::check(const package::Program& program) {
     driver.check(driver.function_set_attribute(kernel, function_max_dynamic_shared_bytes,
                                                static_cast<int>(shared_memory_.total_bytes)),
                  base::text("get ", shared_memory_.total_bytes, " bytes of shared memory for a block"));
+  }
+}
+
+// The check at load has looked at the ranks that operands name; a kernel that took another rank's would undo that.
+void LoadedImage::check_ranks(const package::Program& program) const {
+  for (const package::Entry& entry : program.entries) {
+    for (const package::Record& record : entry.records) {
+      for (size_t k = 0; k < record.operands.size(); ++k) {
+        if (!record.operands[k] || record.operands[k]->rank.mode == MKRT_RANK_SELF) continue;
+        if ((info_.ranked_operands[record.opcode] >> k & 1) != 0) continue;
+        const package::OpcodeDefinition& opcode = program.isa.opcodes[record.opcode];
+        refuse(base::text("takes operand ", base::quoted(opcode.operands[k].name), " of ", base::quoted(opcode.name),
+                          " from the own rank only, and record ", base::quoted(record.label), " names another"));
+      }
+    }
   }
 }
 

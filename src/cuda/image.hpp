@@ -49,6 +49,7 @@ class LoadedImage {
 
  private:
   void check(const package::Program& program);
+  void check_ranks(const package::Program& program) const;
   void find_kernels();
 
   std::shared_ptr<const DeviceContext> context_;

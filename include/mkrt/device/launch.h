@@ -16,7 +16,7 @@
 #include "mkrt/mkrt.h" /* mkrt_trace_tile */
 
 /* Grows whenever a struct of this header or of table.h changes. Since 0.1. */
-#define MKRT_LAUNCH_VERSION 7u
+#define MKRT_LAUNCH_VERSION 8u
 
 /* Opcodes that an image may have. Since 0.1. */
 enum { MKRT_IMAGE_OPCODES = 64 };
@@ -44,6 +44,9 @@ typedef struct mkrt_image_info {
   uint8_t more_rows[MKRT_IMAGE_OPCODES]; /* and so many more rows of the size of the last of them */
   /* As many more, at least more_rows, are made use of where they leave the ring its preferred pages. */
   uint8_t useful_rows[MKRT_IMAGE_OPCODES];
+  /* Operands for which the kernel does what their rank selectors say, bit k for operand k. Of others it takes the own
+   * rank's, so programs whose records say otherwise are refused. */
+  uint32_t ranked_operands[MKRT_IMAGE_OPCODES];
 } mkrt_image_info;
 
 /* Which tile gave up, and why. The launch's last block copies it to host memory. Since 0.1. */

@@ -78,7 +78,8 @@ MKRT_OFFSET(mkrt_image_info, staged_operands, 56);
 MKRT_OFFSET(mkrt_image_info, whole, 312);
 MKRT_OFFSET(mkrt_image_info, more_rows, 376);
 MKRT_OFFSET(mkrt_image_info, useful_rows, 440);
-MKRT_SIZE(mkrt_image_info, 504);
+MKRT_OFFSET(mkrt_image_info, ranked_operands, 504);
+MKRT_SIZE(mkrt_image_info, 760);
 
 MKRT_OFFSET(mkrt_report, status, 0);
 MKRT_OFFSET(mkrt_report, rank, 4);

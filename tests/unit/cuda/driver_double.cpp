@@ -1363,6 +1363,7 @@ FakeImage::FakeImage(uint64_t isa_fingerprint) {
   info.maximum_shared_bytes = UINT32_MAX;
   info.row_padding = 16;
   info.minimum_row_bytes = 4096;
+  std::fill(std::begin(info.ranked_operands), std::end(info.ranked_operands), UINT32_MAX);
 }
 
 std::string FakeImage::bytes() const {

@@ -30,6 +30,20 @@ base::Failure refusal(const Work& work, const FakeImage& image, const SimulatedD
   return failure;
 }
 
+// What comes of loading the work's program with `image`.
+base::Failure load_with(const Work& work, const FakeImage& image) {
+  DriverDouble gpu({SimulatedDevice{}});
+  gpu.add_isa(host::test::test_isa());
+  work.write_image(image);
+  const auto mesh = make_mesh(gpu, rank_desc());
+  try {
+    mesh->load(work.program, {});
+  } catch (const base::Failure& failure) {
+    return failure;
+  }
+  return {MKRT_OK, ""};
+}
+
 // A program of one record, "wide", that reads a row of 32 KB, and an image that stages it in shared memory.
 package::Program wide_program() {
   package::Program program;
@@ -164,6 +178,29 @@ TEST_CASE("an image that was built for something else is refused before it is la
     check_refused(image, "bytes of shared memory", {.shared_memory = 70'000});
   }
   SUBCASE("no image of this device") { check_refused(image, "capability 12.0", {.major = 12, .minor = 0}); }
+}
+
+TEST_CASE("a program is refused where an operand names another rank that the image would not look at") {
+  Work work;
+  FakeImage image(work.program->isa.fingerprint);
+  package::Record& record = work.program->entries[0].records[0];
+  uint32_t operand = 0;
+  while (!record.operands.at(operand)) ++operand;
+  const package::OpcodeDefinition& opcode = work.program->isa.opcodes[record.opcode];
+  for (const mkrt_rank_selector other :
+       {mkrt_rank_selector{MKRT_RANK_ALL, 0xff, 0}, {MKRT_RANK_FIXED, 0xff, 0}, {MKRT_RANK_RELATIVE, 0xff, 1}}) {
+    image.info.ranked_operands[record.opcode] = UINT32_MAX;
+    record.operands[operand]->rank = other;
+    CHECK(load_with(work, image).status() == MKRT_OK);
+    image.info.ranked_operands[record.opcode] &= ~(1u << operand);
+    const base::Failure failure = load_with(work, image);
+    CHECK(failure.status() == MKRT_ERROR_UNSUPPORTED);
+    CHECK(failure.message().ends_with(base::text("takes operand ", base::quoted(opcode.operands[operand].name), " of ",
+                                                 base::quoted(opcode.name), " from the own rank only, and record ",
+                                                 base::quoted(record.label), " names another")));
+    record.operands[operand]->rank = {MKRT_RANK_SELF, 0xff, 0};
+    CHECK(load_with(work, image).status() == MKRT_OK);
+  }
 }
 
 TEST_CASE("a file that is no image is the driver's error, and one that is not there a file's") {
