@@ -78,8 +78,8 @@ static inline int vocabulary_read_piece(vocabulary* v, const char** text) {
   return 1;
 }
 
-/* Reads the vocabulary of the tokenizer.json in folder `package`, of at most `size` tokens; 0 where there is none. To be
- * freed in either case. */
+/* Reads the vocabulary of the tokenizer.json in folder `package`, of at most `size` tokens; 0 where there is none. To
+ * be freed in either case. */
 static inline int vocabulary_load(vocabulary* v, const char* package, uint32_t size) {
   char path[4096];
   char* text = NULL;
