@@ -63,7 +63,7 @@ constexpr uint32_t depth = 16;
 // different banks. Rows of the cache meet in the same banks: copying each to a place of its own took 4 us more
 // (PERFORMANCE.md).
 constexpr uint32_t operand_padding = 32;
-constexpr uint32_t weight_padding = 16;
+constexpr uint32_t weight_padding = machine::small_machine ? 8 : 16;
 
 // A tile's shape, worked out by the fetch warp, and where things lie in shared memory: queries, the newest key and
 // value, rotation and norms in the activation buffer of the first chunk, rows of the cache in that of every chunk.

@@ -53,7 +53,7 @@ constexpr uint32_t unit_row_blocks = small_machine ? 2 : 4;
 constexpr uint32_t maximum_batch = 16;
 // What consumers hand to the store warp: 8 warps x unit_row_blocks x 16 sequences x 8 rows of f32, or attention's parts
 // of as many heads as fit: of 64 elements eight, in a small machine seven.
-constexpr uint32_t partial_bytes = small_machine ? 9216 : 18432;
+constexpr uint32_t partial_bytes = small_machine ? 8992 : 18432;
 
 // Room for what an instruction set prepares.
 constexpr uint32_t prepared_bytes = 96;

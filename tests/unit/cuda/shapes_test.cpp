@@ -70,9 +70,9 @@ mkrt_image_info image_info(const std::string& path) {
   return {};
 }
 
-package::Program schedule_of(const std::string& shape, uint32_t batch) {
+package::Program schedule_of(const nlohmann::ordered_json& config, uint32_t batch) {
   const test::TemporaryFolder folder;
-  folder.write("config.json", tools::shape_config(shape).dump());
+  folder.write("config.json", config.dump());
   package::JsonOrigin origin;
   origin.file = "mkrt.llm.json";
   const package::Json json = package::parse_json(compile::kLlmIsaJson, origin.file);
@@ -84,15 +84,26 @@ package::Program schedule_of(const std::string& shape, uint32_t batch) {
       .program;
 }
 
+// Shapes of tests/tools, and one with the largest heads that attention takes, of which queries and keys have norms.
+constexpr const char* largest_heads = "heads of 256";
+constexpr const char* shapes[] = {"llama-3.2-1b", "llama-3.1-8b", "qwen2.5-0.5b",
+                                  "qwen3-0.6b",   "smollm-135m",  largest_heads};
+nlohmann::ordered_json config_of(const std::string& shape) {
+  if (shape != largest_heads) return tools::shape_config(shape);
+  nlohmann::ordered_json config = tools::shape_config("tiny-qwen3");
+  config["head_dim"] = 256;
+  return config;
+}
+
 }  // namespace
 
 TEST_CASE("models of published sizes fit the shared memory of every chip that has an image, in every batch") {
   for (const auto& [target, path] : test::kernel_images()) {
     const mkrt_image_info info = image_info(path);
     REQUIRE(info.launch_version == MKRT_LAUNCH_VERSION);
-    for (const std::string shape : {"llama-3.2-1b", "llama-3.1-8b", "qwen2.5-0.5b", "qwen3-0.6b", "smollm-135m"}) {
+    for (const std::string shape : shapes) {
       for (const uint32_t batch : {1, 3, 16}) {
-        const package::Program program = schedule_of(shape, batch);
+        const package::Program program = schedule_of(config_of(shape), batch);
         for (const uint32_t bytes : {small_chip, medium_chip, large_chip}) {
           CAPTURE(shape);
           CAPTURE(batch);
@@ -102,7 +113,9 @@ TEST_CASE("models of published sizes fit the shared memory of every chip that ha
           const cuda::SharedMemoryPlan plan = cuda::plan_shared_memory(program, info, bytes);
           CHECK(plan.total_bytes <= bytes);
           CHECK(plan.activation_bytes > 0);
-          CHECK(plan.page_count >= (batch == 1 ? pages_on_their_way : info.minimum_pages));
+          // On a small chip large heads leave the ring no more than it needs.
+          const bool enough = batch == 1 && shape != largest_heads;
+          CHECK(plan.page_count >= (enough ? pages_on_their_way : info.minimum_pages));
         }
       }
     }
@@ -110,7 +123,7 @@ TEST_CASE("models of published sizes fit the shared memory of every chip that ha
 }
 
 TEST_CASE("an image for larger chips is refused on a small one, with the bytes that it needs") {
-  const package::Program program = schedule_of("llama-3.1-8b", 1);
+  const package::Program program = schedule_of(config_of("llama-3.1-8b"), 1);
   for (const auto& [target, path] : test::kernel_images()) {
     CAPTURE(target);
     const mkrt_image_info info = image_info(path);
