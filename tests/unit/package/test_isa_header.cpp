@@ -15,7 +15,7 @@ TEST_CASE("the header of mkrt.llm has the definition's numbers and fingerprint")
   CHECK(isa.opcodes[llm::opcode_choose].name == "choose");
   const OpcodeDefinition& attention = isa.opcodes[llm::opcode_attention];
   CHECK(attention.operands.size() == llm::attention::operand_count);
-  CHECK(attention.operands[llm::attention::statistics].name == "statistics");
+  CHECK(attention.operands[llm::attention::workspace].name == "workspace");
   CHECK(attention.parameters.size() == llm::attention::parameter_count);
   CHECK(attention.parameters[llm::attention::epsilon].name == "epsilon");
   CHECK(llm::attention::fault_none == 0);
