@@ -46,7 +46,7 @@ TEST_CASE("the definition of mkrt.llm reads, with all that it defines") {
   const IsaDefinition isa = read_isa(MKRT_SOURCE_DIR "/isa/mkrt.llm.json");
   CHECK(isa.name == "mkrt.llm");
   CHECK(isa.version == 1);
-  REQUIRE(isa.opcodes.size() == 13);
+  REQUIRE(isa.opcodes.size() == 12);
   const OpcodeDefinition& linear = isa.opcodes[2];
   CHECK(linear.name == "linear");
   REQUIRE(linear.operands.size() == 6);
@@ -58,9 +58,11 @@ TEST_CASE("the definition of mkrt.llm reads, with all that it defines") {
   CHECK(isa.opcodes[5].operands[7].access == Access::append);
   CHECK(isa.opcodes[5].operands[7].shared_dimensions == std::vector<uint32_t>{2});  // the splits
   CHECK(isa.opcodes[5].operands[8].shared_dimensions == std::vector<uint32_t>{2});
-  CHECK(isa.opcodes[5].operands[9].shared_dimensions.empty());
-  CHECK(isa.opcodes[10].name == "reduce_f32");
-  CHECK(isa.opcodes[10].operands[0].access == Access::gather);
+  CHECK(isa.opcodes[5].operands[10].name == "workspace");
+  CHECK(isa.opcodes[5].operands[10].shared_dimensions == std::vector<uint32_t>{2});
+  CHECK(isa.opcodes[5].operands[6].shared_dimensions.empty());
+  CHECK(isa.opcodes[9].name == "reduce_f32");
+  CHECK(isa.opcodes[9].operands[0].access == Access::gather);
   CHECK(isa.opcodes[0].faults[1] == "the token is outside the vocabulary");
 }
 

@@ -156,7 +156,8 @@ TEST_CASE("the definition of mkrt.llm survives being written") {
   program.isa = read_isa(MKRT_SOURCE_DIR "/isa/mkrt.llm.json");
   program.entries[0].records = {Record{}};
   Record& record = program.entries[0].records[0];
-  record.opcode = 7;
+  record.opcode = 6;
+  REQUIRE(program.isa.opcodes[record.opcode].name == "choose");
   record.operands.resize(8);
   program.tensors = {Tensor{"v", Dtype::f32, {1}, 1, 4, MKRT_TENSOR_STATE, {}},
                      Tensor{"i", Dtype::i32, {1}, 1, 4, MKRT_TENSOR_STATE, {}}};
