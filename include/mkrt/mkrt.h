@@ -295,17 +295,22 @@ typedef struct mkrt_device_memory_extension {
  *    all-gather itself fails, its last one may have succeeded elsewhere: what was made there fails when it is used.
  *  - mkrt_execute: every process executes the sessions of the mesh in the same order, with the same entry and step
  *    count. No tile runs before all processes have begun the execute, and none has reached it before all have: a
- *    process waits for at most the execute's wait limit for the others to begin, and as long for them to end.
+ *    process waits for at most the execute's wait limit for the others to begin, and as long for them to end. Where
+ *    entries or step counts differ, host ranks end the execute with MKRT_ERROR_PEER; CUDA ranks do not look, and a
+ *    tile that waits for what does not come ends it by its deadline.
  *  - mkrt_session_reset: every process resets a session between the same executes. With host ranks it waits for tiles
  *    of others that still run, for at most the last execute's wait limit, then fails with BUSY. With CUDA ranks it is
  *    collective, as the three above: it returns when the ranks of all processes are reset. Where one process cannot,
  *    or has work in flight, it fails in all, and all call it again.
  *  - A cancel, a fault and a missed deadline in one process end the execute in all.
+ *  - mkrt_session_destroy is not collective. It cancels in all processes what this one has in flight. What others
+ *    execute in such a session without it fails: with PEER on host ranks, with DEADLINE on CUDA ranks.
  * A process that ends or is killed is noticed where the system can tell (Linux 5.3), with host ranks within a
- * millisecond, with CUDA ranks by who waits (a few milliseconds) or queries (a quarter of a second), otherwise by the
- * wait limit: executes of the others end with MKRT_ERROR_PEER or MKRT_ERROR_DEADLINE, at the latest after three times
- * the limit, and name the process. Nothing waits for it any more: the mesh's other objects can be read and destroyed,
- * their executes and resets fail with PEER, and a new mesh takes the place of the old one.
+ * millisecond, with CUDA ranks by who waits (a few milliseconds, a tenth of a second where processes share a GPU) or
+ * queries (a quarter of a second more), otherwise by the wait limit: executes of the others end with MKRT_ERROR_PEER or
+ * MKRT_ERROR_DEADLINE, at the latest after three times the limit. PEER names the process. Nothing waits for it any
+ * more: the mesh's other objects can be read and destroyed, their executes and resets fail with PEER, and a new mesh
+ * takes the place of the old one.
  *
  * On Linux. Sessions of host ranks lie in memory of the system, not of the application's `allocate`. Those of CUDA
  * ranks lie in memory that the driver hands on: as a file descriptor, or, where the all-gather passes none, as a fabric

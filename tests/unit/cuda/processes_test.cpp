@@ -152,6 +152,13 @@ std::vector<Outcome> check_recovery(World& world, const Work& work,
   return outcomes;
 }
 
+// A process ends: its work is gone without a word.
+void end(World& world, uint32_t process) {
+  for (const mkrt_rank_desc& rank : world.descs[process]) world.gpu.lose(static_cast<Context>(rank.context), 999);
+  for (const mkrt_rank_desc& rank : world.descs[process]) world.gpu.wait_for(static_cast<Context>(rank.context));
+  world.meeting.end(process);
+}
+
 }  // namespace
 
 TEST_CASE(
@@ -442,12 +449,7 @@ TEST_CASE("a process that ends in the middle of an execute is a status on the ot
             std::this_thread::yield();
           }
           std::this_thread::sleep_for(std::chrono::milliseconds(2));
-          // Its work is gone without a word.
-          for (const mkrt_rank_desc& rank : world.descs[process])
-            world.gpu.lose(static_cast<Context>(rank.context), 999);
-          for (const mkrt_rank_desc& rank : world.descs[process])
-            world.gpu.wait_for(static_cast<Context>(rank.context));
-          world.meeting.end(process);
+          end(world, process);
           killed = true;
           return;
         }
@@ -467,6 +469,50 @@ TEST_CASE("a process that ends in the middle of an execute is a status on the ot
         CHECK(read_total(*member.session, work, member.group->first_rank()) == 0);
       });
       CHECK(world.gpu.live_objects() == 0);
+    }
+  }
+}
+
+TEST_CASE("whoever only queries learns that another process has ended") {
+  World world(two);
+  const Work work(4096, 2);
+  std::atomic<bool> running{false};
+  world.meeting.run([&](uint32_t process) {
+    Member member(world, process, work);
+    enqueue(*member.session, endless(3'600'000 * millisecond));  // longer than a test may take
+    if (process == 1) {
+      while (!running) std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      return end(world, process);
+    }
+    running = true;
+    Outcome outcome;
+    uint64_t reached = 0;
+    while ((outcome.status = member.session->query(&reached, &outcome.error)) == MKRT_OK) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    CHECK(outcome.status == MKRT_ERROR_PEER);
+    CHECK(outcome.has("process 1 (system process "));
+    CHECK(outcome.error.rank == 1);
+  });
+  CHECK(world.gpu.live_objects() == 0);
+}
+
+TEST_CASE("processes that execute different entries or numbers of steps miss a deadline, and go on after a reset") {
+  for (const bool entries : {false, true}) {
+    CAPTURE(entries);
+    World world(two);
+    const Work work(4096, 2);
+    const auto outcomes = check_recovery(world, work, [&](uint32_t process, Member& member) {
+      const bool odd = process == 1;
+      const uint32_t entry = entries && odd ? entry_count : entry_step;
+      const uint32_t steps = !entries && odd ? 3 : 2;
+      return run_to_end(*member.session, request(entry, steps, MKRT_QUEUE_DYNAMIC, 0, 100 * millisecond));
+    });
+    for (const Outcome& outcome : outcomes) {
+      CAPTURE(outcome.message());
+      CHECK(outcome.status == MKRT_ERROR_DEADLINE);
+      CHECK(outcome.has("waited "));
     }
   }
 }
