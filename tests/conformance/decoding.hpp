@@ -258,6 +258,16 @@ inline void check_random_model(const Target& target, const std::string& shape, u
   }
 }
 
+// The relative error of the logits of any step, at most.
+inline double largest_error(const Trace& trace, const Trace& expected) {
+  REQUIRE(trace.size() == expected.size());
+  double largest = 0;
+  for (size_t i = 0; i < trace.size(); ++i) {
+    raise(largest, relative_error(trace[i], {expected[i].begin(), expected[i].end()}));
+  }
+  return largest;
+}
+
 // The same random model on one rank and on several, fed with the same tokens: the largest relative difference of
 // logits.
 inline void check_against_one_rank(const Target& target, const std::string& shape, uint32_t batch,
@@ -295,11 +305,7 @@ inline void check_against_one_rank(const Target& target, const std::string& shap
       if (one.ranks > 1) CHECK(same_bits(traces.back(), traces[alone.ways.size()]));
     }
   }
-  double largest = 0;
-  for (size_t i = 0; i < traces.front().size(); ++i) {
-    const std::vector<float>& expected = traces.front()[i];
-    raise(largest, relative_error(traces.back()[i], {expected.begin(), expected.end()}));
-  }
+  const double largest = largest_error(traces.back(), traces.front());
   MESSAGE(shape << ", batch " << batch << ", " << target.ranks << " ranks: relative difference up to " << largest);
   CHECK(traces.front().size() > kSteps / 2);
   CHECK(largest < 2e-3);
@@ -402,6 +408,27 @@ inline void check_golden(const Target& target) {
     }
     CHECK(same_bits(first, trace));
   }
+}
+
+// The real model on several ranks, fed with the stored tokens, has the logits of one rank.
+inline void check_golden_against_one_rank(const Target& target) {
+  CAPTURE(target.ranks);
+  const std::vector<Golden> cases = read_golden();
+  Target alone = target;
+  alone.ranks = 1;
+  std::vector<Trace> traces;
+  for (const Target& one : {alone, target}) {
+    const TemporaryFolder folder;
+    compile_novelist(one, folder.path("package"), static_cast<uint32_t>(cases.size()));
+    Model model(folder.path("package"), one);
+    double from_stored = 0;
+    size_t wrong = 0;
+    traces.push_back(run_golden(model, cases, one.ways.front(), from_stored, wrong));
+  }
+  const double largest = largest_error(traces.back(), traces.front());
+  MESSAGE("novelist, " << target.ranks << " ranks: relative difference up to " << largest);
+  CHECK(traces.front().size() == 5 * 96);
+  CHECK(largest < 2e-3);
 }
 
 // Many steps in one execute choose what single steps choose, and end with the same logits.

@@ -66,10 +66,11 @@ TEST_CASE("biases, tied and untied heads, and vocabularies smaller and much larg
   check_random_model(host_ranks(7), "tiny-qwen2", 1, 0, [](auto& config) { config["intermediate_size"] = 9; });
 }
 
-TEST_CASE("a real model gives the stored tokens and logits on 2, 3 and 4 ranks") {
+TEST_CASE("a real model gives the stored tokens and logits on 2, 3 and 4 ranks, and the logits of one") {
   for (const uint32_t ranks : {2, 3, 4}) {
     CAPTURE(ranks);
     check_golden(host_ranks(ranks));
+    check_golden_against_one_rank(host_ranks(ranks));
   }
 }
 

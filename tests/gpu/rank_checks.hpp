@@ -20,6 +20,7 @@ inline void check_rank_results(const Target& target) {
   CAPTURE(target.ranks);
   CAPTURE(target.devices);
   check_golden(target);
+  check_golden_against_one_rank(target);
   check_steps_together(target);
   check_stops(target);
   for (const char* shape : {"tiny-llama", "tiny-qwen3"}) {
