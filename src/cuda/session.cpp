@@ -520,7 +520,8 @@ void Session::notice_loss() noexcept {
 // What ranks of other processes know of a failure that ended a launch here. Their memory can be read whether their
 // processes are there or not. False where they may still have something to say. `cancel_mutex_` is held.
 bool Session::ask_others() noexcept {
-  if (asked_others_.load(std::memory_order_relaxed)) return true;
+  // After a reset that came between the caller's look and the lock there is nothing to ask.
+  if (asked_others_.load(std::memory_order_relaxed) || status(nullptr) == MKRT_OK) return true;
   const Part& part = *parts_.front();
   const ContextScope scope(*part.device.context);
   const BesideCaptures beside(driver_);
@@ -536,10 +537,10 @@ bool Session::ask_others() noexcept {
   if (asking_since_ == std::chrono::steady_clock::time_point()) asking_since_ = now;
   const std::chrono::nanoseconds patience(
       std::min(longest_patience_ns, wait_limit_ns_.load(std::memory_order_relaxed)));
+  const bool patient = lost == group_.size() && now - asking_since_ < patience;
   // A rank that gave up its wait says so when it has ended. Where not all have begun, no tile has anything to say.
   const bool complete = own.status == MKRT_ERROR_FAULT || own.record == MKRT_REPORT_BEGIN ||
-                        cancelled_.load(std::memory_order_relaxed) || lost != group_.size() ||
-                        now - asking_since_ >= patience;
+                        cancelled_.load(std::memory_order_relaxed) || !patient;
   mkrt_control control{};
   if (!complete) {
     if (!read(part.device.ranks.front(), control)) return true;
@@ -548,7 +549,8 @@ bool Session::ask_others() noexcept {
   mkrt_report first{};
   for (uint32_t rank = 0; rank < mesh_.rank_count(); ++rank) {
     if (group_.is_local(rank) || !read(rank, control)) continue;
-    if (is_sound(control.report) && comes_first(control.report, first)) first = control.report;
+    if (patient && control.report_lock != 0) return false;  // it is being written
+    if (is_sound(rank, control) && comes_first(control.report, first)) first = control.report;
   }
   // One that said why it gave up has not just vanished.
   const uint32_t status = status_of(own.status);
@@ -559,10 +561,11 @@ bool Session::ask_others() noexcept {
   return true;
 }
 
-// Whether a report of another process can be shown: it may be half written, or of another program than it should be.
-bool Session::is_sound(const mkrt_report& report) const noexcept {
-  if (report.status != MKRT_ERROR_DEADLINE && report.status != MKRT_ERROR_FAULT) return false;
-  if (report.rank >= mesh_.rank_count()) return false;
+// Whether a report in the memory of another process's rank can be shown: it may be half written. Faults count from 1.
+bool Session::is_sound(uint32_t rank, const mkrt_control& control) const noexcept {
+  const mkrt_report& report = control.report;
+  if (control.report_lock != 0 || report.rank != rank) return false;
+  if (report.status != MKRT_ERROR_DEADLINE && (report.status != MKRT_ERROR_FAULT || report.fault == 0)) return false;
   if (is_of_ranks(report)) return true;
   const uint32_t entry = entry_of_[report.timeline_value % most_in_flight];
   return report.record < executable_.program().entries[entry].records.size();

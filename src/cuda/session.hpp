@@ -97,7 +97,7 @@ class Session final : public device::Session {
   void look_now_and_then() noexcept;
   void notice_loss() noexcept;
   bool ask_others() noexcept;
-  bool is_sound(const mkrt_report& report) const noexcept;
+  bool is_sound(uint32_t rank, const mkrt_control& control) const noexcept;
   void send_aborts(AbortWord word) noexcept;
   Result settle(bool launches) noexcept;
   mkrt_status come_to_rest(mkrt_error* out_error) noexcept;

@@ -84,7 +84,7 @@ void fill_fault(const package::IsaDefinition& isa, const package::Entry& entry, 
                 mkrt_error* out_error) noexcept {
   const package::OpcodeDefinition& opcode = isa.opcodes[entry.records[place.record].opcode];
   const Quoted label(entry.records[place.record].label);
-  const bool listed = fault <= opcode.faults.size();
+  const bool listed = fault != 0 && fault <= opcode.faults.size();
   base::report(out_error, MKRT_ERROR_FAULT,
                "rank %" PRIu32 ", %s %" PRIu32 ": record %" PRIu32 " %s, tile %" PRIu64 ", step %" PRIu64
                ": %s: fault %" PRIu32 ", %.200s",

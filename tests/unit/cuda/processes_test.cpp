@@ -610,6 +610,61 @@ TEST_CASE("a reset is everybody's or nobody's") {
   CHECK(world.gpu.live_objects() == 0);
 }
 
+TEST_CASE("a report in another process's memory that is half written or nonsense is not shown") {
+  mkrt_control sound{};
+  sound.report.status = MKRT_ERROR_FAULT;
+  sound.report.rank = 1;
+  sound.report.record = 2;
+  sound.report.fault = 1;
+  sound.report.timeline_value = 1;
+  std::vector<mkrt_control> written(7, sound);  // the first as it is
+  written[1].report.fault = 0;
+  written[2].report.rank = 0;  // where another rank writes
+  written[3].report.rank = 1000;
+  written[4].report.record = UINT32_MAX;
+  written[5].report.status = MKRT_ERROR_FILE;
+  written[6].report_lock = 1;
+  const Work work(4096, 2);
+  for (const mkrt_control& control : written) {
+    CAPTURE(&control - written.data());
+    World world(two);
+    std::atomic<bool> ready{false}, ended{false};
+    world.meeting.run([&](uint32_t process) {
+      Member member(world, process, work);
+      CHECK(run_to_end(*member.session, request(entry_fault)).status == MKRT_ERROR_FAULT);  // value 1 is of this entry
+      CHECK(member.session->reset(nullptr) == MKRT_OK);
+      if (process == 0) {
+        while (!ready) std::this_thread::yield();
+        const auto limited = request(entry_step, 1, MKRT_QUEUE_DYNAMIC, 0, 20 * millisecond);
+        const Outcome outcome = run_to_end(*member.session, limited);
+        CAPTURE(outcome.message());
+        CHECK(outcome.status == (&control == written.data() ? MKRT_ERROR_FAULT : MKRT_ERROR_DEADLINE));
+        CHECK(outcome.error.rank == (&control == written.data() ? 1 : 0));
+        ended = true;
+        return;
+      }
+      const auto launches = world.gpu.launches();
+      const auto own = std::find_if(launches.begin(), launches.end(),
+                                    [](const Launch& launch) { return launch.parameters.rank == 1; });
+      const Context context = world.context(1);
+      const Stream stream = world.gpu.create_stream(context);
+      world.gpu.push(context);
+      const auto driver = world.gpu.driver();
+      const auto write = [&](size_t offset, size_t bytes) {
+        const auto* from = reinterpret_cast<const std::byte*>(&control) + offset;
+        CHECK(driver->copy_to_device(own->parameters.control + offset, from, bytes, stream) == result_success);
+      };
+      write(offsetof(mkrt_control, report), sizeof(control.report));
+      write(offsetof(mkrt_control, report_lock), sizeof(control.report_lock));
+      CHECK(driver->stream_synchronize(stream) == result_success);
+      world.gpu.pop();
+      ready = true;
+      while (!ended) std::this_thread::yield();
+    });
+    CHECK(world.gpu.live_objects() == 0);
+  }
+}
+
 namespace {
 
 // A whole life in each process, in which call number `number` of process 0 fails, and with `all_after` all that follow.
