@@ -292,7 +292,8 @@ typedef struct mkrt_device_memory_extension {
  *    these calls for a mesh, in the same order, one at a time. Each waits for the others, in all-gathers of at most
  *    `timeout_ns` each, and succeeds in all processes or fails in all: a failure in one is the others' failure too,
  *    with a sentence that names the process. Programs that differ and calls that differ are refused so. Where an
- *    all-gather itself fails, its last one may have succeeded elsewhere: what was made there fails when it is used.
+ *    all-gather itself fails, it may have succeeded elsewhere: what was made there fails when it is used, and the
+ *    mesh's later collective calls fail (PEER).
  *  - mkrt_execute: every process executes the sessions of the mesh in the same order, with the same entry and step
  *    count. No tile runs before all processes have begun the execute, and none has reached it before all have: a
  *    process waits for at most the execute's wait limit for the others to begin, and as long for them to end. Where

@@ -37,7 +37,10 @@ const base::MappedFile* file_of(const package::Program& program, std::span<const
 }  // namespace
 
 Executable::Executable(Mesh& mesh, std::shared_ptr<const package::Program> program, const device::LoadOptions& options)
-    : mesh_(mesh), program_(std::move(program)), layout_(memory::plan_layout(*program_)) {
+    : mesh_(mesh),
+      number_(mesh.group().next_call()),
+      program_(std::move(program)),
+      layout_(memory::plan_layout(*program_)) {
   check_limits(*program_);
   load_images();
   const auto begin = std::chrono::steady_clock::now();
@@ -103,12 +106,18 @@ void Executable::log(uint32_t rank, const UploadTimes& times) const {
 // Each part succeeds in all processes or in none.
 std::unique_ptr<device::Session> Executable::create_session() {
   constexpr const char* call = "mkrt_session_create";
-  const uint64_t number = mesh_.next_session();
+  device::ProcessGroup& group = mesh_.group();
+  const auto turn = group.turn();
+  const uint32_t number = group.next_call();
   std::unique_ptr<Session> session;
-  mesh_.group().agree(call, [&] { session = std::make_unique<Session>(*this, number); });
+  const auto executables = group.together<uint32_t>(call, [&] {
+    session = std::make_unique<Session>(*this, number);
+    return device::ProcessGroup::Part<uint32_t>{number_};
+  });
+  device::check_same_executable(executables.values);
   session->take_memory();
   // Before anybody executes: launches of the others write to the control words of this process's ranks.
-  mesh_.group().agree(call, [&] { session->fill(); });
+  group.agree(call, [&] { session->fill(); });
   return session;
 }
 

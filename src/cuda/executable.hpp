@@ -39,6 +39,7 @@ class Executable final : public device::Executable {
   void log(uint32_t rank, const UploadTimes& times) const;
 
   Mesh& mesh_;
+  const uint32_t number_;  // the same in all processes
   std::shared_ptr<const package::Program> program_;
   memory::Layout layout_;
   std::vector<std::unique_ptr<LoadedImage>> images_;

@@ -1,7 +1,6 @@
 // Ranks on GPUs.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -63,8 +62,6 @@ class Mesh final : public device::Mesh {
   bool maps_memory() const noexcept { return maps_memory_; }
   // How memory is handed to other processes: one of memory_handle_...; none where there are no others.
   int handle_type() const noexcept { return handle_type_; }
-  // Numbers sessions in the order in which they are made, which is the same in all processes.
-  uint64_t next_session() noexcept { return sessions_.fetch_add(1, std::memory_order_relaxed); }
 
   // Held while an execute launches on several devices, so that launches of all sessions come in the same order on each:
   // a rank's launch holds its SMs while it waits for the others', and in different orders two would wait for ever.
@@ -83,7 +80,6 @@ class Mesh final : public device::Mesh {
   std::vector<MeshDevice> devices_;
   bool maps_memory_;
   int handle_type_ = memory_handle_none;
-  std::atomic<uint64_t> sessions_{0};
   std::mutex launch_mutex_;
 };
 

@@ -71,7 +71,7 @@ Session::Part::Part(const MeshDevice& on, const LoadedImage& loaded)
       copies(on.mesh_stream ? side_stream.get() : launch_stream.get()),
       mailboxes(on.context, on.ranks.size() * sizeof(Mailbox), "a session") {}
 
-Session::Session(Executable& executable, uint64_t number)
+Session::Session(Executable& executable, uint32_t number)
     : executable_(executable),
       mesh_(executable.mesh()),
       group_(mesh_.group()),
@@ -644,9 +644,10 @@ void Session::reset_together() {
     device::report_lost(group_, lost, &error);
     throw base::Failure(error.status, error.message).at_rank(error.rank);
   }
-  const auto sessions = group_.together<uint64_t>(call, [&] {
+  const auto turn = group_.turn();
+  const auto sessions = group_.together<uint32_t>(call, [&] {
     step(&Session::come_to_rest);
-    return device::ProcessGroup::Part<uint64_t>{number_};
+    return device::ProcessGroup::Part<uint32_t>{number_};
   });
   for (uint32_t process = 0; process < group_.size(); ++process) {
     if (sessions.values[process] == sessions.values[0]) continue;

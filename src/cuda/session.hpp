@@ -21,7 +21,7 @@ class Session final : public device::Session {
  public:
   // `executable` outlives the session. `number` is the same in all processes. take_memory and fill come before
   // everything else. All three throw Failure.
-  Session(Executable& executable, uint64_t number);
+  Session(Executable& executable, uint32_t number);
   ~Session() override;
   void take_memory();  // collective where there are several processes
   void fill();         // writes it
@@ -129,7 +129,7 @@ class Session final : public device::Session {
   Executable& executable_;
   Mesh& mesh_;
   device::ProcessGroup& group_;
-  const uint64_t number_;
+  const uint32_t number_;
   const Driver& driver_;
   const uint32_t entry_count_;
   std::vector<std::unique_ptr<Part>> parts_;  // by the number of the mesh's device

@@ -150,6 +150,12 @@ void ProcessGroup::gather(const char* call, const std::function<int(Bytes&)>& ma
 void ProcessGroup::exchange(const Message& own, int descriptor, std::vector<Message>& out_all,
                             std::vector<base::Descriptor>& out_descriptors) {
   static_assert(sizeof(Message) <= MKRT_MAX_EXCHANGE_BYTES && std::is_trivially_copyable_v<Message>);
+  // Others may be one all-gather further since, whose messages would be taken for those of another step.
+  if (broken_) {
+    throw base::Failure(MKRT_ERROR_PEER, base::text("the exchange between processes failed before ", own.call,
+                                                    ", and may not have failed in all; make a new mesh"));
+  }
+  broken_ = true;  // until all is as it should be
   std::vector<Message> all(size());
   std::vector<int32_t> numbers(size(), -1);
   mkrt_error error = MKRT_ERROR_INIT;
@@ -167,11 +173,16 @@ void ProcessGroup::exchange(const Message& own, int descriptor, std::vector<Mess
   for (uint32_t i = 0; i < size(); ++i) {
     const Message& message = all[i];
     if (message.magic != message_magic || message.version != own.version || !ends(message.call, sizeof(message.call)) ||
-        !ends(message.sentence, sizeof(message.sentence))) {
+        !ends(message.sentence, sizeof(message.sentence)) ||
+        (i == this->own() && std::memcmp(&message, &own, sizeof(own)) != 0)) {
       throw base::Failure(MKRT_ERROR_PEER, base::text("process ", i,
                                                       " is not of this version of the library, or the "
                                                       "exchange between processes changed its message"));
     }
+  }
+  broken_ = false;
+  for (uint32_t i = 0; i < size(); ++i) {
+    const Message& message = all[i];
     if (message.sequence != own.sequence || std::strcmp(message.call, own.call) != 0) {
       throw base::Failure(MKRT_ERROR_PEER,
                           base::text("processes differ in their collective calls: process ", i, " is in ", message.call,
@@ -180,6 +191,14 @@ void ProcessGroup::exchange(const Message& own, int descriptor, std::vector<Mess
     }
   }
   out_all = std::move(all);
+}
+
+void check_same_executable(std::span<const uint32_t> numbers) {
+  for (size_t process = 1; process < numbers.size(); ++process) {
+    if (numbers[process] == numbers[0]) continue;
+    throw base::Failure(MKRT_ERROR_PEER,
+                        base::text("processes 0 and ", process, " create sessions of different executables"));
+  }
 }
 
 mkrt_status report_lost(const ProcessGroup& group, uint32_t process, mkrt_error* out_error) noexcept {

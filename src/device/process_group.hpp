@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <type_traits>
 #include <vector>
 
@@ -48,6 +49,14 @@ class ProcessGroup {
 
   // A process that has ended, or `size()`. It stays so. Any thread; allocates nothing.
   uint32_t lost() noexcept;
+
+  // Held by a collective call of several all-gathers, so that those of two threads do not mix: they look alike.
+  std::unique_lock<std::mutex> turn() noexcept {
+    return alone() ? std::unique_lock<std::mutex>() : std::unique_lock(turn_mutex_);
+  }
+  // Number of the next all-gather, with the turn held. Where that one succeeds, it is the same in all processes, and no
+  // other has it: what is made in it can be known by it.
+  uint32_t next_call() const noexcept { return next_call_; }
 
   // What a process contributes to a collective call, and what it gets.
   template <class Value>
@@ -98,10 +107,15 @@ class ProcessGroup {
   std::vector<Process> processes_;
   uint32_t rank_count_ = 0;
   bool passes_descriptors_ = true;
+  std::mutex turn_mutex_;
   std::mutex mutex_;        // of one all-gather after the other
   uint32_t next_call_ = 0;  // number of the all-gather
+  bool broken_ = false;     // one failed here: elsewhere it may have succeeded
   std::atomic<uint32_t> lost_{UINT32_MAX};
 };
+
+// Throws in every process where not all create a session of the same executable, as numbered by next_call.
+void check_same_executable(std::span<const uint32_t> numbers);
 
 // Fills an error for a process that was lost. Allocates nothing.
 mkrt_status report_lost(const ProcessGroup& group, uint32_t process, mkrt_error* out_error) noexcept;

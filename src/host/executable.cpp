@@ -14,6 +14,7 @@ Executable::Executable(std::shared_ptr<const base::Hooks> hooks, device::Process
                        uint64_t memory_budget)
     : hooks_(std::move(hooks)),
       group_(group),
+      number_(group.next_call()),
       scheduler_(scheduler),
       program_(std::move(program)),
       isa_(isa),
@@ -87,8 +88,9 @@ void Executable::make_scratch() {
 }
 
 std::unique_ptr<device::Session> Executable::create_session() {
+  const auto turn = group_.turn();
   std::unique_ptr<SharedSession> shared;
-  if (!group_.alone()) shared = std::make_unique<SharedSession>(group_, layout_.session_bytes);
+  if (!group_.alone()) shared = std::make_unique<SharedSession>(group_, number_, layout_.session_bytes);
   std::unique_ptr<Session> session;
   group_.agree("mkrt_session_create", [&] { session = std::make_unique<Session>(*this, std::move(shared)); });
   return session;

@@ -48,6 +48,7 @@ class Executable final : public device::Executable {
 
   std::shared_ptr<const base::Hooks> hooks_;
   device::ProcessGroup& group_;
+  const uint32_t number_;  // the same in all processes
   Scheduler& scheduler_;
   std::shared_ptr<const package::Program> program_;
   const mkrt_host_isa& isa_;

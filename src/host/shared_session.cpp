@@ -44,7 +44,7 @@ struct SharedSession::State {
   alignas(separation) std::array<uint64_t, report_words> report;  // a Report, word by word
 };
 
-SharedSession::SharedSession(device::ProcessGroup& group, uint64_t heap_bytes)
+SharedSession::SharedSession(device::ProcessGroup& group, uint32_t executable, uint64_t heap_bytes)
     : group_(group), heap_bytes_(heap_bytes) {
   static_assert(sizeof(State) % memory::heap_alignment == 0);
   assert(heap_bytes % memory::heap_alignment == 0);
@@ -54,10 +54,11 @@ SharedSession::SharedSession(device::ProcessGroup& group, uint64_t heap_bytes)
     offsets_.push_back(offsets_.back() + round_up(bytes, part_alignment));
   }
   base::Descriptor own;
-  auto gathered = group_.together<uint64_t>("mkrt_session_create", [&] {
+  auto gathered = group_.together<uint32_t>("mkrt_session_create", [&] {
     own = create_shared_memory(offsets_[group_.own() + 1] - offsets_[group_.own()], "a session");
-    return device::ProcessGroup::Part<uint64_t>{heap_bytes_, own.get()};
+    return device::ProcessGroup::Part<uint32_t>{executable, own.get()};
   });
+  device::check_same_executable(gathered.values);
   memory_ = std::move(gathered.descriptors);
   memory_[group_.own()] = std::move(own);
 }

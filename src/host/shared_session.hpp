@@ -21,8 +21,9 @@ namespace mkrt::host {
 // of it when all have, and has ended it when its workers touch nothing of the session any more.
 class SharedSession {
  public:
-  // Collective: makes this process's part and gets those of the others. `heap_bytes` is a multiple of 256.
-  SharedSession(device::ProcessGroup& group, uint64_t heap_bytes);
+  // Collective: makes this process's part and gets those of the others. `heap_bytes` is a multiple of 256,
+  // `executable` its number, as given to all. Throws Failure.
+  SharedSession(device::ProcessGroup& group, uint32_t executable, uint64_t heap_bytes);
   ~SharedSession();
   // Maps all parts. Throws Failure.
   void map();

@@ -34,6 +34,7 @@ std::shared_ptr<Executable> create_executable(std::shared_ptr<Program> program, 
   if (program->runtime() != mesh->runtime()) {
     throw base::Failure(MKRT_ERROR_ARGUMENT, "the program and the mesh were made from different runtimes");
   }
+  const auto turn = mesh->group().turn();
   check_same_program(*program->package(), mesh->group());
   std::unique_ptr<device::Executable> loaded;
   mesh->group().agree("mkrt_executable_create", [&] { loaded = mesh->devices().load(program->package(), options); });

@@ -10,8 +10,9 @@
 
 namespace mkrt::runtime {
 
-// Checks what is asked for and hands it to the device. Its functions but trace allocate nothing and throw nothing; they
-// report through a status and `out_error`, which may be NULL. Only query, wait and cancel may overlap with other calls.
+// Checks what is asked for and hands it to the device. Its functions but trace throw nothing, and but trace and a
+// collective reset they allocate nothing; they report through a status and `out_error`, which may be NULL. Only query,
+// wait and cancel may overlap with other calls.
 class Session {
  public:
   Session(std::shared_ptr<Executable> executable, std::unique_ptr<device::Session> work) noexcept;

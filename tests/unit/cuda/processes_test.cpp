@@ -610,6 +610,54 @@ TEST_CASE("a reset is everybody's or nobody's") {
   CHECK(world.gpu.live_objects() == 0);
 }
 
+TEST_CASE("processes that create sessions of different executables are told so, and sessions of one can be reset") {
+  World world(two);
+  const Work work(4096, 2);
+  world.meeting.run([&](uint32_t process) {
+    Member member(world, process, work);
+    std::unique_ptr<device::Executable> other;
+    member.group->agree("mkrt_executable_create", [&] { other = member.mesh->load(work.program, {}); });
+    const auto message_of = [](const std::function<void()>& call) {
+      try {
+        call();
+      } catch (const base::Failure& failure) {
+        return failure.message();
+      }
+      return std::string();
+    };
+    CHECK(message_of([&] { (process == 0 ? *other : *member.executable).create_session(); }) ==
+          "processes 0 and 1 create sessions of different executables");
+    // The first is one ahead of the second in making sessions.
+    const std::string differ = message_of([&] {
+      if (process == 0) member.executable->create_session();
+      if (process == 1) member.group->agree("mkrt_executable_create", [] {});
+    });
+    CHECK(differ.find("processes differ in their collective calls") != std::string::npos);
+    const auto session = other->create_session();
+    mkrt_error error = MKRT_ERROR_INIT;
+    const mkrt_status reset = session->reset(&error);
+    CHECK_MESSAGE(reset == MKRT_OK, error.message);
+  });
+  CHECK(world.gpu.live_objects() == 0);
+}
+
+TEST_CASE("collective calls of two threads do not mix their all-gathers") {
+  World world(two);
+  const Work work(4096, 2);
+  world.meeting.run([&](uint32_t process) {
+    Member member(world, process, work);
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 3; ++t) {
+      threads.emplace_back([&] {
+        for (int n = 0; n < 5; ++n) CHECK_NOTHROW(member.executable->create_session());
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    CHECK(run_to_end(*member.session, request(entry_step)).status == MKRT_OK);
+  });
+  CHECK(world.gpu.live_objects() == 0);
+}
+
 TEST_CASE("a report in another process's memory that is half written or nonsense is not shown") {
   mkrt_control sound{};
   sound.report.status = MKRT_ERROR_FAULT;
