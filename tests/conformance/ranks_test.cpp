@@ -70,7 +70,8 @@ TEST_CASE("a real model gives the stored tokens and logits on 2, 3 and 4 ranks, 
   for (const uint32_t ranks : {2, 3, 4}) {
     CAPTURE(ranks);
     check_golden(host_ranks(ranks));
-    check_golden_against_one_rank(host_ranks(ranks));
+    // Sanitizers have seen all of it by then, and are slow.
+    if (!kSanitized) check_golden_against_one_rank(host_ranks(ranks));
   }
 }
 
