@@ -184,7 +184,11 @@ TEST_CASE("bench reports rates, bytes and the machine's limit of the same run") 
   CHECK(report["cache_bytes_read_per_step"] == 4 * 2 * 64 * 2 * 2 * 102.5);
   for (const char* mode : {"one_step_per_execute", "many_steps_per_execute"}) {
     const json& figures = report[mode];
-    CHECK(figures["executes"] == (figures["steps_per_execute"] == 1 ? 6 : 3));
+    // No round begins that would last too long, so a slow machine has fewer of the three; two steps are in each.
+    std::vector<double> shares = figures["share_of_read_limit_by_round"];
+    REQUIRE(!shares.empty());
+    CHECK(shares.size() <= 3);
+    CHECK(figures["executes"] == shares.size() * (figures["steps_per_execute"] == 1 ? 2 : 1));
     CHECK(figures["tokens_per_second"] > 0);
     CHECK(figures["ms_per_token"]["p50"] <= figures["ms_per_token"]["p95"]);
     const double bytes = report["bytes_read_per_token"];
@@ -193,11 +197,9 @@ TEST_CASE("bench reports rates, bytes and the machine's limit of the same run") 
     CHECK(figures["tokens_per_second"].get<double>() ==
           doctest::Approx(1e3 / figures["ms_per_token"]["p50"].get<double>()));
     CHECK(figures["ms_per_token"]["mean"] > 0);
-    std::vector<double> shares = figures["share_of_read_limit_by_round"];
-    REQUIRE(shares.size() == 3);
     std::sort(shares.begin(), shares.end());
-    CHECK(shares[0] > 0);
-    CHECK(figures["share_of_read_limit"] == shares[1]);
+    CHECK(shares.front() > 0);
+    if (shares.size() == 3) CHECK(figures["share_of_read_limit"] == shares[1]);
   }
   // 6.6 MB a step; where the system says how large its caches are, the report says whether they hold that.
   if (report["last_level_cache_bytes"].is_null()) {
