@@ -175,6 +175,11 @@ inline void raise(double& largest, double error) {
 
 // What one way of running gave: for each step, each sequence's logits (those of active sequences).
 using Trace = std::vector<std::vector<float>>;
+inline std::vector<float> joined(const Trace& trace) {
+  std::vector<float> all;
+  for (const std::vector<float>& one : trace) all.insert(all.end(), one.begin(), one.end());
+  return all;
+}
 
 constexpr size_t kPrompt = 24;
 constexpr size_t kSteps = 40;

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "gpu.hpp"
+#include "outcome.hpp"
 #include "process.hpp"
 
 namespace {
@@ -55,20 +56,6 @@ class Member {
   std::unique_ptr<Model> model_;
 };
 
-struct Outcome {
-  mkrt_error error;
-  std::string message() const { return error.message; }
-};
-Outcome outcome_of(const std::function<void()>& call) {
-  Outcome outcome{};
-  try {
-    call();
-  } catch (const mkrt::Error& error) {
-    outcome.error = error.error();
-  }
-  return outcome;
-}
-
 mkrt::ExecuteOptions endless(std::chrono::nanoseconds limit) {
   mkrt::ExecuteOptions options;
   options.step_count = 100'000'000;  // more than any test waits for
@@ -113,12 +100,6 @@ void check_same(const std::vector<float>& a, const std::vector<float>& b) {
   REQUIRE(!a.empty());
   REQUIRE(a.size() == b.size());
   CHECK(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
-}
-
-std::vector<float> joined(const Trace& trace) {
-  std::vector<float> all;
-  for (const std::vector<float>& one : trace) all.insert(all.end(), one.begin(), one.end());
-  return all;
 }
 
 constexpr Way kWays[] = {{MKRT_QUEUE_DYNAMIC, 0}, {MKRT_QUEUE_STATIC, 0}};

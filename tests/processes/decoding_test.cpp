@@ -43,12 +43,6 @@ void check_same(const std::string& package, const std::vector<Division>& divisio
   }
 }
 
-std::vector<float> joined(const Trace& trace) {
-  std::vector<float> all;
-  for (const std::vector<float>& one : trace) all.insert(all.end(), one.begin(), one.end());
-  return all;
-}
-
 // One for each number of ranks: ways are compared with each other where ranks are in one process.
 constexpr Way kWays[] = {{MKRT_QUEUE_DYNAMIC, 0}, {MKRT_QUEUE_STATIC, 2}};
 

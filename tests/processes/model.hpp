@@ -2,12 +2,12 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "decoding.hpp"
+#include "outcome.hpp"
 #include "process.hpp"
 
 namespace mkrt::test {
@@ -46,22 +46,6 @@ class Novelist {
  private:
   TemporaryFolder folder_;
 };
-
-// How a call ended.
-struct Outcome {
-  mkrt_error error;
-  std::string message() const { return error.message; }
-  bool has(const std::string& words) const { return message().find(words) != std::string::npos; }
-};
-inline Outcome outcome_of(const std::function<void()>& call) {
-  Outcome outcome{};
-  try {
-    call();
-  } catch (const mkrt::Error& error) {
-    outcome.error = error.error();
-  }
-  return outcome;
-}
 
 inline uint32_t ranks_of(const Division& division) { return std::accumulate(division.begin(), division.end(), 0u); }
 
